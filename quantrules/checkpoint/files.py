@@ -1,0 +1,160 @@
+"""Regular files of strangers: opening them without surprises, reading and copying by position, strict JSON.
+
+Everything that touches a descriptor or parses untrusted text goes through here; the rest of the room works on values.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from quantrules.diagnostics import CheckpointError, Diagnostic, define
+
+IRREGULAR = define("QR301", "Not a regular file")
+UNREADABLE = define("QR302", "A file cannot be read")
+CHANGED = define("QR335", "A source file changed while it was being read")
+
+BUFFER = 8 << 20  # bytes copied at a time where the kernel cannot copy by itself
+_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
+
+
+def quoted(name: str, most: int = 160) -> str:
+    """A name from a file, for a message; a name of a megabyte is cut."""
+    return f"`{name}`" if len(name) <= most else f"`{name[:most]}…` ({len(name)} characters)"
+
+
+def refuse(code: str, message: str, help: str = "") -> CheckpointError:
+    return CheckpointError(Diagnostic(code, message, help=help))
+
+
+def open_regular(path: str | os.PathLike, shown: str = "") -> int:
+    """A descriptor for reading. Links are followed; a FIFO, a device or a directory is refused before it is opened."""
+    shown = shown or os.fspath(path)
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not even a FIFO put there just now blocks
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+            os.close(fd)
+    except (OSError, ValueError) as e:
+        raise refuse(UNREADABLE, f"{shown}: {getattr(e, 'strerror', None) or e}") from None
+    raise refuse(IRREGULAR, f"{shown} is not a regular file")
+
+
+def read_at(fd: int, offset: int, out: memoryview, shown: str) -> None:
+    """Fill `out` from `offset`. A read may be short; an end before its time is an error (QR335)."""
+    done = 0
+    while done < len(out):
+        try:
+            got = os.preadv(fd, [out[done:]], offset + done)
+        except OSError as e:
+            raise refuse(UNREADABLE, f"{shown}: {e.strerror} at byte {offset + done}") from None
+        if not got:
+            raise refuse(CHANGED, f"{shown} ends at byte {offset + done}, before the {len(out)} bytes at {offset}",
+                         "the file was cut or replaced after its header was read")  # fmt: skip
+        done += got
+
+
+def read_small(path: str | os.PathLike, limit: int, shown: str) -> bytearray:
+    """A whole file of at most `limit` bytes; the size is checked before anything is allocated."""
+    fd = open_regular(path, shown)
+    try:
+        size = os.fstat(fd).st_size
+        if size > limit:
+            raise refuse(UNREADABLE, f"{shown} has {size} bytes; at most {limit} are read")
+        data = bytearray(size)
+        read_at(fd, 0, memoryview(data), shown)
+        return data
+    finally:
+        os.close(fd)
+
+
+class Descriptors:
+    """Open files by number, for many threads. Beyond `cap`, those longest unused are closed; one in use never is."""
+
+    def __init__(self, opener: Callable[[int], int], cap: int = 200):
+        self._opener, self._cap, self._lock = opener, cap, Lock()
+        self._open: OrderedDict[int, list[int]] = OrderedDict()  # number -> [descriptor, users]
+
+    @contextmanager
+    def use(self, number: int) -> Iterator[int]:
+        with self._lock:
+            entry = self._open.get(number)
+            if entry is None:
+                entry = self._open[number] = [self._opener(number), 0]
+            self._open.move_to_end(number)
+            entry[1] += 1
+            if len(self._open) > self._cap:
+                for idle in [n for n, e in self._open.items() if not e[1]][: len(self._open) - self._cap]:
+                    os.close(self._open.pop(idle)[0])
+        try:
+            yield entry[0]
+        finally:
+            with self._lock:
+                entry[1] -= 1
+
+    def close(self, number: int | None = None) -> None:
+        """Close one file, or all."""
+        with self._lock:
+            for n in [number] if number is not None else list(self._open):
+                if n in self._open:
+                    os.close(self._open.pop(n)[0])
+
+
+# ------------------------------------------------------------------------------------------------------ strict JSON
+
+_ODD_NUMBER = re.compile(r"-0|[0-9]{19}")
+
+
+def strict_json(text: str, *, floats: bool) -> object:
+    """JSON in which no name stands twice. Raises ValueError with a sentence.
+
+    With `floats` as config files have them: fractions, NaN, Infinity. Without: integers only, of at most 18 digits.
+    """
+    extra: dict = {} if floats else {"parse_float": _no_fraction, "parse_constant": _no_fraction}
+    if _ODD_NUMBER.search(text):  # looked for first: a hook for integers costs a call each
+        extra["parse_int"] = _short_int if floats else _plain_int
+    try:
+        return json.loads(text, object_pairs_hook=_unique, **extra)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))
+        raise DuplicateName(twice)
+    return result
+
+
+class DuplicateName(ValueError):
+    """A name that stands twice in one JSON object."""
+
+    def __init__(self, name: str):
+        self.name = name
+        super().__init__(f"{quoted(name)} stands twice")
+
+
+def _no_fraction(text: str):
+    raise ValueError(f"{quoted(text, 40)} where an integer is expected")
+
+
+def _short_int(text: str) -> int:
+    if len(text) > 4000:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
+def _plain_int(text: str) -> int:
+    if len(text) > 18 or text == "-0":
+        raise ValueError(f"{quoted(text, 40)} where an integer of at most 18 digits is expected")
+    return int(text)

@@ -1,0 +1,8 @@
+"""Text → AST → text: what rule files say, before it means anything."""
+
+from quantrules.lang import ast
+from quantrules.lang.evaluate import Env, evaluate, free_names, walk
+from quantrules.lang.load import load
+from quantrules.lang.parser import parse
+
+__all__ = ["Env", "ast", "evaluate", "free_names", "load", "parse", "walk"]

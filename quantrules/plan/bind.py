@@ -1,0 +1,508 @@
+"""Rules × headers → plan. Rules take modules in file order, first match wins; what they took becomes typed units.
+
+Everything is decided per family of names and per type signature, so a plan costs what its rules cost and not what its
+keys cost. All diagnostics of a plan come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from attrs import define as mutable
+from attrs import evolve, field, frozen
+
+from quantrules.diagnostics import Diagnostic, PlanError, QuantrulesError, define
+from quantrules.lang import ast
+from quantrules.lang.evaluate import Env, evaluate, free_names
+from quantrules.names import HOLE, Names, families, split_name
+from quantrules.ops.base import Context, is_dtype
+from quantrules.plan.model import Recipe, Units
+from quantrules.plan.reading import Read, axis_key, read, write
+from quantrules.plan.scope import BoundRule, Scope
+from quantrules.plan.typing import make_recipe
+from quantrules.plan.units import Gathered, Took, gather
+from quantrules.types import Axis, Grid, Type, make_type
+
+UNMATCHED = define("QR130", "No rule takes a source key")
+CLASH = define("QR131", "Two rules write one target key")
+PARTED = define("QR132", "A rule would part the tensors of a module")
+OTHER_KIND = define("QR133", "A pattern would match if it were read as the other kind of name")
+NOTHING = define("QR134", "A rule matches nothing")
+EXPECTED = define("QR135", "A rule does not match what it expects")
+AXES = define("QR136", "The axes of a unit and of its target differ")
+SUFFIX = define("QR137", "A module's target ends in a suffix of its format")
+RENAMED = define("QR138", "A rename does not keep names apart")
+
+
+@frozen(eq=False)
+class Family:
+    """Modules of one template, as `formats.find_modules` found them, under their names after renames."""
+
+    names: Names
+    first: int  # global id of the first; the others follow
+    modules: Any
+
+
+@mutable(eq=False)
+class Binder:
+    """State of one binding: which rule took each module, and what it made of it."""
+
+    scope: Scope
+    families: list[Family]
+    types: list[Type]
+    type_of: np.ndarray  # int32[modules]
+    rows: np.ndarray  # int32[modules, parts], -1 where a module has fewer
+    owner: np.ndarray  # int32[modules]: the rule that took it, or -1
+    context: Context
+    units: list[Units] = field(factory=list)
+    diagnostics: list[Diagnostic] = field(factory=list)
+    counts: dict[int, int] = field(factory=dict)
+
+    def name_of(self, module: int) -> str:
+        family = self.family_of(module)
+        return family.names[int(module) - family.first]
+
+    def family_of(self, module: int) -> Family:
+        return next(f for f in reversed(self.families) if f.first <= module)
+
+
+def make_binder(scope: Scope, table) -> Binder:
+    """`table` is the formats.ModuleTable of a source."""
+    found, first = [], 0
+    width = max((len(m.roles) for m in table.modules), default=1)
+    size = sum(len(m.names) for m in table.modules)
+    type_of, rows = np.zeros(size, np.int32), np.full((size, width), -1, np.int32)
+    for m in table.modules:
+        end = first + len(m.names)
+        type_of[first:end], rows[first:end, : len(m.roles)] = m.types, m.rows
+        found.append(Family(m.names, first, m))
+        first = end
+    return Binder(scope, found, list(table.types), type_of, rows, np.full(size, -1, np.int32), Context(scope.formats))
+
+
+def bind_rules(binder: Binder) -> None:
+    """Run renames and rules; fills `units` and `diagnostics`."""
+    _rename(binder)
+    for rule in binder.scope.rules:
+        try:
+            took = _take(binder, rule)
+            _make_units(binder, rule, took)
+        except QuantrulesError as error:
+            binder.diagnostics += error.diagnostics
+    for rule in binder.scope.rules:
+        try:
+            _check_count(binder, rule)
+        except QuantrulesError as error:
+            binder.diagnostics += error.diagnostics
+    _check_coverage(binder)
+    _check_targets(binder)
+
+
+# ----------------------------------------------------------------------------------------------------------- renames
+
+
+def _rename(binder: Binder) -> None:
+    env = binder.scope.env
+    for rename in binder.scope.renames:
+        if rename.when is not None and not evaluate(rename.when, env):
+            continue
+        renamed: list[Family] = []
+        for family in binder.families:
+            renamed += _rename_family(binder, rename, family, env)
+        binder.families = renamed
+    if binder.scope.renames:
+        _check_distinct(binder)
+
+
+def _rename_family(binder: Binder, rename: ast.Rename, family: Family, env: Env) -> list[Family]:
+    """The family under its new names; split where a rename takes only some of its rows."""
+    suffix = family.modules.spelling.parts[0].suffix
+    for tail in ("", suffix) if suffix else ("",):
+        names = Names(family.names.template + tail, family.names.digits)
+        reads = read(rename.left, names, env)
+        if not reads:
+            continue
+        texts: dict[int, str] = {}
+        for r in reads:
+            new = write(rename.right, r.stars, r.named, {}, len(r.index), env)
+            for i, text in zip(r.index.tolist(), new):
+                if tail and not text.endswith(tail):
+                    raise PlanError(Diagnostic(RENAMED, f"the rename makes {text} of {names[i]}, and a module keeps its suffix {tail}", rename.span))
+                texts[i] = text[: len(text) - len(tail)] if tail else text
+        return _regrouped(family, texts)
+    return [family]
+
+
+def _regrouped(family: Family, texts: dict[int, str]) -> list[Family]:
+    """Families of runs of modules whose ids follow each other, since ids are places in columns."""
+    pairs = [split_name(texts.get(i) or family.names[i]) for i in range(len(family.names))]
+    found, start = [], 0
+    for i in range(1, len(pairs) + 1):
+        if i == len(pairs) or pairs[i][0] != pairs[start][0]:
+            digits = np.array([d for _, d in pairs[start:i]], np.int64).reshape(i - start, -1)
+            found.append(Family(Names(pairs[start][0], digits), family.first + start, family.modules))
+            start = i
+    return found
+
+
+def _check_distinct(binder: Binder) -> None:
+    by_template: dict[str, list[Family]] = {}
+    for family in binder.families:
+        by_template.setdefault(family.names.template, []).append(family)
+    for template, group in by_template.items():
+        digits = np.vstack([f.names.digits for f in group])
+        unique, counts = np.unique(digits, axis=0, return_counts=True)
+        if len(unique) < len(digits):
+            twice = Names(template, unique[counts > 1])[0] if digits.shape[1] else template
+            binder.diagnostics.append(Diagnostic(RENAMED, f"two modules are called {twice} after the renames", binder.scope.renames[0].span))
+
+
+# ------------------------------------------------------------------------------------------------------------ taking
+
+
+def _take(binder: Binder, rule: BoundRule) -> list[Took]:
+    """What a rule takes of what is left, by each of its source patterns."""
+    took: list[Took] = []
+    for place, source in enumerate(rule.sources):
+        for family in binder.families:
+            ids = np.arange(family.first, family.first + len(family.names))
+            free = ids if rule.rule.also else ids[binder.owner[ids] < 0]
+            for one in _reads(binder, rule, place, source.pattern, family, free):
+                took.append(one)
+                if not rule.rule.also:
+                    binder.owner[one.modules] = rule.index
+    return took
+
+
+def _reads(binder: Binder, rule: BoundRule, place: int, pattern: ast.Pattern, family: Family, free: np.ndarray):
+    """By path where the first op matches paths, then by key; a key of a quantised module is an error, but for `drop`."""
+    if not len(free):
+        return
+    env = binder.scope.env
+    if rule.matches != "keys":
+        names, left = family.names.take(free - family.first), np.ones(len(free), bool)
+        for r in read(pattern, names, env):
+            for kept in _admitted(binder, rule, r, names, free, env):
+                left[kept.index] = False
+                yield Took(place, False, free[kept.index], kept)
+        free = free[left]
+        if rule.matches == "paths" or not len(free):
+            return
+    dense = family.modules.format.is_dense
+    for k, role in enumerate(family.modules.roles):
+        suffix = family.modules.spelling.part(role).suffix
+        if not suffix and rule.matches != "keys":
+            continue
+        present = free[binder.rows[free, k] >= 0]
+        names = family.names.take(present - family.first)
+        names = Names(names.template + suffix, names.digits)
+        for r in read(pattern, names, env):
+            for kept in _admitted(binder, rule, r, names, present, env):
+                if dense:
+                    yield Took(place, True, present[kept.index], kept)
+                else:
+                    _drop_part(binder, rule, family, role, k, present[kept.index], names[int(kept.index[0])])
+
+
+def _admitted(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.ndarray, env: Env):
+    """Rows that `except` and `when` leave."""
+    keep = np.ones(len(r.index), bool)
+    for pattern in rule.excepts:
+        for other in read(pattern, names, env):
+            keep &= ~np.isin(r.index, other.index)
+    if rule.rule.when is not None and keep.any():
+        keep &= _holds(binder, rule, r, names, ids)
+    if keep.all():
+        yield r
+    elif keep.any():
+        yield Read(r.index[keep], tuple(s.take(keep) for s in r.stars), {k: v.take(keep) for k, v in r.named.items()}, r.lefts, r.members)
+
+
+def _holds(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.ndarray) -> np.ndarray:
+    """`when`, asked once for each combination of what it reads: captures, and the type of the module."""
+    used = [n for n in sorted(free_names(rule.rule.when)) if n in r.named]
+    columns = [list(r.named[n]) for n in used]
+    kinds = binder.type_of[ids[r.index]]
+    known: dict = {}
+    result = np.zeros(len(r.index), bool)
+    for i, kind in enumerate(kinds.tolist()):
+        key = (kind, *(c[i] for c in columns))
+        if key not in known:
+            type = binder.types[kind]
+            words = {"dtype": type.dtype if type.is_dense else "", "format": type.format.name, "shape": list(type.shape)}
+            values = {n: int(v) if v.isdigit() else v for n, v in zip(used, key[1:])}
+            bare = {w: w for w in free_names(rule.rule.when) if w in binder.scope.formats or is_dtype(w)}
+            known[key] = bool(evaluate(rule.rule.when, binder.scope.env.extend({**bare, **words, **values})))
+        result[i] = known[key]
+    return result
+
+
+def _drop_part(binder: Binder, rule: BoundRule, family: Family, role: str, k: int, ids: np.ndarray, example: str) -> None:
+    """`drop` of an optional companion takes it out of its module; anything else would part the module."""
+    spec = family.modules.spelling.part(role)
+    if rule.steps[0].op.name != "drop" or not spec.optional:
+        raise PlanError(Diagnostic(
+            PARTED, f"`{rule.steps[0].op.name}` takes {example}, one tensor of a {family.modules.format.name} module", rule.rule.sources[0].span,
+            f"{len(ids)} such", count=len(ids), help="a module is taken whole, by its path: write the pattern without the suffix"))  # fmt: skip
+    lone = make_type(binder.context.dense, binder.context.dense.spelling_of(""), (), {"codes": "u8"})
+    for kind in np.unique(binder.type_of[ids]):
+        these = ids[binder.type_of[ids] == kind]
+        old = binder.types[kind]
+        part = old.part(role)
+        binder.type_of[these] = _known(binder, evolve(old, parts=tuple(p for p in old.parts if p.role != role)))
+        taken = evolve(lone, shape=part.shape, parts=(evolve(lone.parts[0], dtype=part.dtype, shape=part.shape),))
+        paths = Names(family.names.template + spec.suffix, family.names.digits[these - family.first])
+        binder.units.append(Units(rule.rule, Recipe(Grid.one(taken), (), Grid((Axis("", ()),), ())), binder.rows[these, k : k + 1], (), (paths,)))
+        binder.rows[these, k:-1], binder.rows[these, -1] = binder.rows[these, k + 1 :].copy(), -1
+    binder.counts[rule.index] = binder.counts.get(rule.index, 0) + len(ids)
+
+
+def _known(binder: Binder, type: Type) -> int:
+    if type not in binder.types:
+        binder.types.append(type)
+    return binder.types.index(type)
+
+
+# ------------------------------------------------------------------------------------------------------------- units
+
+
+def _make_units(binder: Binder, rule: BoundRule, took: list[Took]) -> None:
+    for group in gather(rule, took, binder.name_of, binder.diagnostics):
+        binder.counts[rule.index] = binder.counts.get(rule.index, 0) + len(group.modules)
+        kinds = binder.type_of[group.modules]
+        signatures, inverse = np.unique(kinds, axis=0, return_inverse=True)
+        for s, signature in enumerate(signatures):
+            units = np.flatnonzero(inverse.reshape(-1) == s)
+            try:
+                _type_units(binder, rule, group, units, [binder.types[k] for k in signature])
+            except PlanError as error:
+                example = binder.name_of(group.modules[units[0], 0])
+                note = f"for {example}" + (f" and {len(units) - 1} more" if len(units) > 1 else "")
+                binder.diagnostics += [evolve(d, notes=(*d.notes, note), count=len(units)) for d in error.diagnostics]
+
+
+def _type_units(binder: Binder, rule: BoundRule, group: Gathered, index: np.ndarray, types: list[Type]) -> None:
+    if group.as_key:
+        types = [as_bare(t, binder.context.dense) for t in types]
+    took = Grid(group.axes, tuple(types))
+    listed = _target_axes(rule)
+    recipe = make_recipe(rule, took, evolve(binder.context, target_axes=listed), binder.scope.env)
+    modules = group.modules[index]
+    sources = np.hstack([binder.rows[modules[:, i], : len(t.parts)] for i, t in enumerate(types)])
+    group = evolve(group, modules=modules, stars=tuple(s.take(index) for s in group.stars), named={k: v.take(index) for k, v in group.named.items()})
+    targets = _targets(binder, rule, group, recipe, listed) if rule.targets else ()
+    paths = tuple(_paths(binder, modules[:, i]) for i in range(modules.shape[1]))
+    order = np.argsort(sources[:, 0], kind="stable") if len(sources) else np.arange(0)
+    binder.units.append(Units(rule.rule, recipe, sources[order], tuple(t.take(order) for t in targets), tuple(p.take(order) for p in paths)))
+
+
+def _paths(binder: Binder, ids: np.ndarray) -> Names:
+    """Names of modules as one column; of several families, which differ in text, as text."""
+    first = binder.family_of(ids[0])
+    if ((ids >= first.first) & (ids < first.first + len(first.names))).all():
+        return first.names.take(ids - first.first)
+    return Texts([binder.name_of(i) for i in ids.tolist()])
+
+
+class Texts(Names):
+    """Names that share no template: plain text."""
+
+    def __init__(self, texts: list[str]):
+        super().__init__("", np.zeros((len(texts), 0), np.int64))
+        object.__setattr__(self, "texts", texts)
+
+    def __getitem__(self, i: int) -> str:
+        return self.texts[i]
+
+    def take(self, index: np.ndarray) -> Names:
+        return Texts([self.texts[i] for i in np.arange(len(self.texts))[index].tolist()])
+
+
+def as_bare(type: Type, dense) -> Type:
+    """A dense tensor taken by its key: its name is its path, and no suffix is added to its target."""
+    return type if not type.spelling.parts[0].suffix else evolve(type, spelling=dense.spelling_of(""))
+
+
+# ----------------------------------------------------------------------------------------------------------- targets
+
+
+def _target_axes(rule: BoundRule) -> tuple[Axis, ...]:
+    """The member lists that a target writes, in order."""
+    if not rule.targets:
+        return ()
+    axes, unnamed = [], 0
+    if len(rule.targets) > 1:
+        axes.append(Axis("", tuple(map(str, range(len(rule.targets))))))
+        unnamed = 1
+    for node in rule.targets[0].nodes:
+        if isinstance(node, ast.Members):
+            axes.append(Axis(node.name or axis_key(unnamed), tuple(m.text for m in node.items)))
+            unnamed += not node.name
+    return tuple(axes)
+
+
+def _targets(binder: Binder, rule: BoundRule, group: Gathered, recipe: Recipe, listed: tuple[Axis, ...]) -> tuple[Names, ...]:
+    """Names of the targets, one column for each item that the recipe made."""
+    repeated = {n.name for t in rule.targets for n in t.nodes if isinstance(n, (ast.Capture, ast.Star)) and n.name}
+    made = recipe.made
+    written = {a.name for a in listed}
+    for axis in made.axes:
+        if axis.name in written:
+            target = next(a for a in listed if a.name == axis.name)
+            if len(target.labels) != len(axis.labels):
+                raise _axes(rule, f"the unit has {len(axis.labels)} members and the target lists {len(target.labels)}")
+        elif axis.name not in repeated:
+            what = f"axis {axis.name}" if axis.name and axis.name[0] != "#" else f"members {', '.join(map(str, axis.labels))}"
+            op = f"stack({axis.name})" if axis.name and axis.name[0] != "#" else "cat"
+            raise _axes(rule, f"the target does not repeat the {what}, and no op removes it", f"add `{op}`, or repeat it in the target")
+    lost = written - {a.name for a in made.axes}
+    if lost:
+        raise _axes(rule, "the target lists members, and the pipeline makes one value", "add `split`, or take the braces out of the target")
+    _check_repeated(rule, group)
+    names = []
+    for labels in made.labels():
+        known = {a.name: label for a, label in zip(made.axes, labels)}
+        pattern = rule.targets[0]
+        if len(rule.targets) > 1:
+            pattern = rule.targets[made.axes[made.position("")].labels.index(known[""])]
+        for axis in listed:
+            source = next(a for a in made.axes if a.name == axis.name)
+            known[axis.name] = axis.labels[source.labels.index(known[axis.name])]
+        names.append(write(pattern, group.stars, group.named, known, len(group.modules), binder.scope.env))
+    for name, type in zip(names, made.items):
+        suffixes = {p.suffix for p in type.spelling.parts if p.suffix}
+        ends = next((s for s in suffixes if name.template.endswith(s)), "")
+        if ends:
+            raise PlanError(Diagnostic(SUFFIX, f"the target {name[0]} ends in `{ends}`, which {type.format.name} adds by itself", rule.rule.targets[0].span
+                                       if rule.rule.targets else rule.rule.span, help=f"write the target without `{ends}`"))  # fmt: skip
+    return tuple(names)
+
+
+def _axes(rule: BoundRule, message: str, help: str = "") -> PlanError:
+    return PlanError(Diagnostic(AXES, message, rule.rule.targets[0].span if rule.rule.targets else rule.rule.span, help=help))
+
+
+def _check_repeated(rule: BoundRule, group: Gathered) -> None:
+    """A target repeats every `*` and every alternation, or names of different sources would become one."""
+    stars = max(sum(isinstance(n, ast.Star) and not n.name for n in t.nodes) for t in rule.targets)
+    if stars < len(group.stars):
+        raise _axes(rule, f"the source has {len(group.stars)} `*` and the target repeats {stars}", "a target repeats every `*`; name it `{**x}` to gather it")
+    repeated = {n.name for t in rule.targets for n in t.nodes if getattr(n, "name", "")}
+    for node in rule.sources[0].pattern.nodes:
+        if isinstance(node, ast.Alternation) and node.name and node.name not in repeated:
+            raise _axes(rule, f"the target drops the alternation {{{node.name}:…}}", "repeat it, or write a list `{a,b}` to gather its members")
+        if isinstance(node, ast.Alternation) and not node.name and f"|{1}" not in repeated:
+            raise _axes(rule, "the target drops an alternation that has no name", "name it, as in `{x:a|b}`, and repeat `{x}`")
+
+
+# ---------------------------------------------------------------------------------------------------------- coverage
+
+
+def _check_count(binder: Binder, rule: BoundRule) -> None:
+    count = binder.counts.get(rule.index, 0)
+    if rule.rule.expect:
+        wanted = [evaluate(e, binder.scope.env) for e in rule.rule.expect]
+        if count not in wanted:
+            raise PlanError(Diagnostic(EXPECTED, f"the rule makes {count} units and expects {' or '.join(map(str, wanted))}",
+                                       rule.rule.expect[0].span or rule.rule.span, f"found {count}"))  # fmt: skip
+    if count == 0:
+        if other := _other_kind(binder, rule):
+            raise PlanError(other)
+        binder.diagnostics.append(Diagnostic(NOTHING, "the rule matches nothing", rule.rule.sources[0].span or rule.rule.span, severity="note",
+                                             help="say how many units you expect, as in `expect 61`, to make this an error"))  # fmt: skip
+
+
+def _other_kind(binder: Binder, rule: BoundRule) -> Diagnostic | None:
+    """A rule that matches nothing, but would by keys instead of paths or the other way round."""
+    if rule.matches == "paths, keys":
+        return None
+    for source in rule.sources:
+        for family in binder.families:
+            suffix = family.modules.spelling.parts[0].suffix
+            if not suffix:
+                continue
+            template = family.names.template + (suffix if rule.matches == "paths" else "")
+            found = read(source.pattern, Names(template, family.names.digits), binder.scope.env)
+            if found:
+                name = Names(template, family.names.digits)[int(found[0].index[0])]
+                first = rule.steps[0].op.name
+                if rule.matches == "paths":
+                    message, help = f"`{first}` matches modules, and {name} is a tensor's key", f"write the pattern without `{suffix}`"
+                else:
+                    message, help = f"`{first}` matches keys, and {name} is a module's path", f"add `{suffix}`, or begin with `unpack`"
+                return Diagnostic(OTHER_KIND, message, source.pattern.span, help=help)
+    return None
+
+
+def _check_coverage(binder: Binder) -> None:
+    left: dict[str, list[Family]] = {}
+    for family in binder.families:
+        ids = np.arange(family.first, family.first + len(family.names))
+        free = ids[binder.owner[ids] < 0]
+        if len(free):
+            names = family.names.take(free - family.first)
+            left.setdefault(names.template, []).append((names, family, len(free)))
+    for template, groups in left.items():
+        names, family, _ = groups[0]
+        count = sum(n for _, _, n in groups)
+        keys = [names[0] + family.modules.spelling.part(r).suffix for r in family.modules.roles]
+        more = f" and {count - 1} more like it" if count > 1 else ""
+        binder.diagnostics.append(Diagnostic(
+            UNMATCHED, f"no rule takes {names[0]}{more}", notes=(f"a {binder.types[binder.type_of[family.first]].format.name} module: " + ", ".join(keys),),
+            count=count, help=_near_miss(binder, names[0]) or f"write a rule for it, or `{_shown(template)} → keep`; `* → keep` at the end passes on all that is left"))  # fmt: skip
+
+
+def _shown(template: str) -> str:
+    letters = iter("LEKMNPQRSTUVW")
+    return "".join("{" + next(letters, "X") + "}" if c == HOLE else c for c in template)
+
+
+def _near_miss(binder: Binder, name: str) -> str:
+    """A rule that takes the same tail under another beginning."""
+    for family in binder.families:
+        if (binder.owner[family.first : family.first + len(family.names)] >= 0).any():
+            tail, other = name.split("."), family.names[0].split(".")
+            same = 0
+            while same < min(len(tail), len(other)) and _alike(tail[-1 - same], other[-1 - same]):
+                same += 1
+            if same >= 2 and same >= len(tail) - 2:
+                rule = binder.scope.rules[int(binder.owner[family.first : family.first + len(family.names)].max())]
+                return f"{family.names[0]}, which ends alike, is taken by `{rule}`"
+    return ""
+
+
+def _alike(a: str, b: str) -> bool:
+    return a == b or a.isdigit() and b.isdigit()
+
+
+def _check_targets(binder: Binder) -> None:
+    """No key is written twice, whoever writes it: compared by canonical families of whole keys."""
+    seen: dict[str, list[tuple[np.ndarray, Units]]] = {}
+    for units in binder.units:
+        for item, names in enumerate(units.targets):
+            type = units.recipe.made.items[item]
+            for part in type.parts:
+                for whole in canonical(names, type.spelling.part(part.role).suffix):
+                    seen.setdefault(whole.template, []).append((whole.digits, units))
+    for template, writers in seen.items():
+        digits = np.vstack([d for d, _ in writers])
+        unique, counts = np.unique(digits, axis=0, return_counts=True) if digits.shape[1] else (digits[:1], np.array([len(digits)]))
+        if (counts > 1).any():
+            clashing = unique[counts > 1]
+            key = Names(template, clashing)[0]
+            who = [u for d, u in writers if (d == clashing[0]).all(1).any()]
+            rules = list(dict.fromkeys(" ".join(u.rule.span.source.split()) for u in who))
+            by = f"by `{rules[0]}` and by `{rules[1]}`" if len(rules) > 1 else f"twice by `{rules[0]}`"
+            binder.diagnostics.append(Diagnostic(CLASH, f"{key} is written {by}", who[-1].rule.span, "writes it again", count=len(clashing),
+                                                 related=((who[0].rule.span, "writes it too"),) if who[0].rule is not who[-1].rule else ()))  # fmt: skip
+
+
+def canonical(names: Names, suffix: str) -> list[Names]:
+    """Names with a suffix as families whose holes are whole segments and whose numbers are all holes."""
+    pieces = (names.template + suffix).split(".")
+    clean = all(p == HOLE or HOLE not in p and not p.isdigit() for p in pieces)
+    if clean and not isinstance(names, Texts):
+        return [Names(names.template + suffix, names.digits)]
+    return [family for family, _ in families([n + suffix for n in names])]

@@ -1,0 +1,406 @@
+"""A rule file made flat: names evaluated, `under` prefixes joined, groups of `fuse` widened, defs expanded to steps.
+
+What comes out is a list of bound rules in the order of the text, with patterns over whole names and steps that are ops.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import define as mutable
+from attrs import evolve, field, frozen
+
+from quantrules.diagnostics import Diagnostic, QuantrulesError, RuleError, define
+from quantrules.lang import ast
+from quantrules.lang.evaluate import Env, evaluate
+from quantrules.names import HOLE
+from quantrules.ops.base import REGISTRY, REQUIRED, Op, is_dtype
+
+TWICE = define("QR101", "A name is defined twice")
+PARAM = define("QR102", "A parameter is unknown or has a value that is not allowed")
+NO_OP = define("QR103", "A step is neither an op nor a def")
+ARGUMENT = define("QR104", "An argument does not fit its op")
+NO_CASE = define("QR105", "No def of this name holds")
+CYCLE = define("QR106", "A def uses itself")
+FUSE = define("QR107", "It cannot be told which fused module a rule makes")
+SHADOWS = define("QR108", "A capture has the name of a let or param")
+NOT_YET = define("QR109", "A construct that this version does not bind")
+
+
+@frozen(eq=False)
+class Source:
+    pattern: ast.Pattern
+    type: ast.TypeExpr | None
+
+
+@frozen(eq=False)
+class BoundStep:
+    """An op and its arguments by parameter name, evaluated."""
+
+    op: Op
+    args: Mapping[str, Any]
+    span: Any
+
+
+@frozen(eq=False)
+class BoundRule:
+    """One rule with everything that the text alone settles. `index` is its place among the rules of the file."""
+
+    index: int
+    rule: ast.Rule
+    sources: tuple[Source, ...]
+    steps: tuple[BoundStep, ...]
+    targets: tuple[ast.Pattern, ...]  # () : the source, or (drop) none
+    excepts: tuple[ast.Pattern, ...]
+    section: str
+
+    @property
+    def matches(self) -> str:
+        return self.steps[0].op.matches
+
+    def __str__(self) -> str:
+        return " ".join(self.rule.span.source.split())
+
+
+@mutable
+class Scope:
+    """What a rule file defines, once it is walked."""
+
+    env: Env
+    formats: Mapping[str, Any]
+    defs: dict[str, list[ast.Def]] = field(factory=dict)
+    lists: dict[str, ast.Alternation | ast.Members] = field(factory=dict)
+    fuses: list[ast.Fuse] = field(factory=list)
+    renames: list[ast.Rename] = field(factory=list)
+    edits: list[ast.ConfigEdit] = field(factory=list)
+    rules: list[BoundRule] = field(factory=list)
+    params: dict[str, Any] = field(factory=dict)
+    errors: list[Diagnostic] = field(factory=list)
+
+
+def flatten(file: ast.File, config: Mapping, formats: Mapping, given: Mapping[str, Any]) -> Scope:
+    """Walk a file. All errors of all statements are collected in `Scope.errors`."""
+    scope = Scope(Env({}, config), formats)
+    pending: list[tuple[ast.Rule, tuple[ast.Pattern, ast.Pattern] | None]] = []
+    for statement, prefix in _walk(file.statements, None):
+        with_errors(scope, _define, scope, statement, prefix, given, pending)
+    unknown = set(given) - set(scope.params)
+    for name in sorted(unknown):
+        near = nearest(name, scope.params)
+        scope.errors.append(Diagnostic(PARAM, f"-D {name} is given, and no param has that name", severity="error",
+                                       help=f"did you mean {near}?" if near else "params are: " + (", ".join(scope.params) or "none")))  # fmt: skip
+    for rule, prefix in pending:
+        with_errors(scope, _bind_rule, scope, rule, prefix)
+    return scope
+
+
+def with_errors(scope, function, *args):
+    try:
+        return function(*args)
+    except QuantrulesError as error:
+        scope.errors += error.diagnostics
+
+
+def nearest(word: str, words) -> str:
+    return next(iter(difflib.get_close_matches(word, list(words), 1, 0.5)), "")
+
+
+def _walk(statements, prefix) -> Iterator[tuple[ast.Statement, Any]]:
+    for statement in statements:
+        if isinstance(statement, ast.Include):
+            yield from _walk(statement.body, prefix)
+        elif isinstance(statement, ast.Under):
+            target = statement.target if statement.target is not None else statement.prefix
+            inner = (statement.prefix, target)
+            if prefix:
+                inner = (joined(prefix[0], statement.prefix), joined(prefix[1], target))
+            yield from _walk(statement.body, inner)
+        else:
+            yield statement, prefix
+
+
+def _define(scope: Scope, statement, prefix, given, pending) -> None:
+    match statement:
+        case ast.Rule():
+            pending.append((statement, prefix))
+        case ast.Param():
+            _define_param(scope, statement, given)
+        case ast.Let():
+            _unused(scope, statement)
+            if isinstance(statement.value, (ast.Alternation, ast.Members)):
+                scope.lists[statement.name] = statement.value
+            else:
+                scope.env = scope.env.extend({statement.name: evaluate(statement.value, scope.env)})
+        case ast.Def():
+            if statement.name in REGISTRY or statement.name in scope.formats or is_dtype(statement.name):
+                raise RuleError(Diagnostic(TWICE, f"`{statement.name}` is the name of an op, a dtype or a format", statement.span,
+                                           help="give the def another name"))  # fmt: skip
+            scope.defs.setdefault(statement.name, []).append(statement)
+        case ast.Fuse():
+            scope.fuses.append(statement)
+        case ast.Rename():
+            scope.renames.append(_prefixed_rename(statement, prefix))
+        case ast.ConfigEdit():
+            scope.edits.append(statement)
+        case ast.Tie():
+            raise RuleError(Diagnostic(NOT_YET, "`tie` is not bound by this version", statement.span,
+                                       help="write a rule for each of the tied keys"))  # fmt: skip
+
+
+def _unused(scope: Scope, statement) -> None:
+    if statement.name in scope.env.names or statement.name in scope.lists:
+        raise RuleError(Diagnostic(TWICE, f"`{statement.name}` is defined already", statement.span, help="names are defined once"))
+
+
+def _define_param(scope: Scope, statement: ast.Param, given: Mapping[str, Any]) -> None:
+    if statement.name in scope.params:  # the first `param` of a name beats later ones
+        return
+    _unused(scope, statement)
+    choices = [evaluate(c, scope.env) for c in statement.choices]
+    value = given.get(statement.name, choices[0])
+    if isinstance(value, str) and not isinstance(choices[0], str):
+        value = _as_literal(value, choices[0])
+    free = len(choices) == 1 and type(value) is type(choices[0])
+    if value not in choices and not free:
+        allowed = " | ".join(map(repr, dict.fromkeys(choices)))
+        raise RuleError(Diagnostic(PARAM, f"-D {statement.name}={value}: it is one of {allowed}", statement.span, "allowed here"))
+    scope.params[statement.name] = value
+    scope.env = scope.env.extend({statement.name: value})
+
+
+def _as_literal(text: str, like: Any) -> Any:
+    try:
+        return type(like)(int(text)) if isinstance(like, (int, bool)) else float(text) if isinstance(like, float) else text
+    except ValueError:
+        return text
+
+
+# ---------------------------------------------------------------------------------------------------------- patterns
+
+
+def joined(prefix: ast.Pattern, pattern: ast.Pattern) -> ast.Pattern:
+    return evolve(pattern, nodes=_merged((*prefix.nodes, ast.Lit("."), *pattern.nodes)))
+
+
+def _merged(nodes) -> tuple:
+    """Literals side by side become one, so that each wildcard is followed by all the text that follows it."""
+    merged: list = []
+    for node in nodes:
+        if merged and isinstance(node, ast.Lit) and isinstance(merged[-1], ast.Lit):
+            merged[-1] = ast.Lit(merged[-1].text + node.text, span=merged[-1].span)
+        else:
+            merged.append(node)
+    return tuple(merged)
+
+
+def _resolved(scope: Scope, pattern: ast.Pattern) -> ast.Pattern:
+    """References to lists of a `let` become the lists."""
+    nodes = []
+    for node in pattern.nodes:
+        if isinstance(node, ast.Reference):
+            if node.let not in scope.lists:
+                near = nearest(node.let, scope.lists)
+                raise RuleError(Diagnostic(NO_OP, f"no `let` list is called {node.let}", node.span, help=f"did you mean {near}?" if near else ""))
+            node = evolve(scope.lists[node.let], name=node.name, span=node.span)
+        elif isinstance(node, ast.Lit) and HOLE in node.text:
+            raise RuleError(Diagnostic(NO_OP, "a name holds no NUL character", node.span))
+        nodes.append(node)
+    return evolve(pattern, nodes=_merged(nodes))
+
+
+def as_target(pattern: ast.Pattern) -> ast.Pattern:
+    """The target of a rule that writes none: each wildcard of the source is repeated."""
+    nodes, unnamed = [], 0
+    for node in pattern.nodes:
+        if isinstance(node, ast.Alternation):
+            unnamed += 1
+            node = ast.Capture(node.name or f"|{unnamed}", span=node.span)
+        nodes.append(node)
+    return evolve(pattern, nodes=tuple(nodes))
+
+
+def _prefixed_rename(statement: ast.Rename, prefix) -> ast.Rename:
+    if not prefix:
+        return statement
+    return evolve(statement, left=joined(prefix[0], statement.left), right=joined(prefix[1], statement.right))
+
+
+def wildcards(pattern: ast.Pattern) -> set[str]:
+    return {n.name for n in pattern.nodes if getattr(n, "name", "")}
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+
+def _bind_rule(scope: Scope, rule: ast.Rule, prefix) -> None:
+    sources = []
+    for source in rule.sources:
+        if source.pattern.file is not None or source.pattern.source:
+            raise RuleError(Diagnostic(NOT_YET, "`@ FILE` and `source:` are not bound by this version", source.span))
+        pattern = _resolved(scope, source.pattern)
+        sources.append(Source(pattern, source.type))
+    targets = [_resolved(scope, t) for t in rule.targets]
+    steps = tuple(_steps(scope, rule.pipeline, scope.env, ()))
+    if any(s.op.name == "cat" for s in steps) and not any(isinstance(n, ast.Members) for s in sources for n in s.pattern.nodes):
+        sources, targets = _widened(scope, rule, sources, targets)
+    if not targets and steps[0].op.name != "drop":
+        targets = [as_target(sources[0].pattern)]
+    if prefix:
+        sources = [evolve(s, pattern=joined(prefix[0], s.pattern)) for s in sources]
+        targets = [joined(prefix[1], t) for t in targets]
+    shadowed = {n for s in sources for n in wildcards(s.pattern)} & (set(scope.env.names) | set(scope.lists))
+    if shadowed:
+        raise RuleError(Diagnostic(SHADOWS, f"the capture {sorted(shadowed)[0]} has the name of a let or param", rule.span,
+                                   help="rename the capture"))  # fmt: skip
+    excepts = tuple(joined(prefix[0], e) if prefix else e for e in (_resolved(scope, e) for e in rule.excepts))
+    scope.rules.append(BoundRule(len(scope.rules), rule, tuple(sources), steps, tuple(targets), excepts, rule.section))
+
+
+def _widened(scope: Scope, rule: ast.Rule, sources: list[Source], targets: list[ast.Pattern]):
+    """A rule with `cat` whose pattern ends in a member of a `fuse` stands for the whole group."""
+    last = sources[0].pattern.nodes[-1] if len(sources) == 1 else None
+    if not isinstance(last, ast.Lit):
+        return sources, targets
+    head, dot, leaf = last.text.rpartition(".")
+    ends = {f.name for f in scope.fuses if any(m.text == leaf for m in f.members)}
+    if targets:
+        tail = targets[0].nodes[-1]
+        made = tail.text.rpartition(".")[2] if isinstance(tail, ast.Lit) else ""
+        ends &= {made}
+    if not ends:
+        return sources, targets
+    if len(ends) > 1:
+        raise RuleError(Diagnostic(FUSE, f"`{leaf}` is a member of {' and of '.join(sorted(ends))}", rule.span,
+                                   help="write the members in braces, or a target"))  # fmt: skip
+    fuse = next(f for f in scope.fuses if f.name in ends and any(m.text == leaf for m in f.members))
+    start = (*sources[0].pattern.nodes[:-1], *([ast.Lit(head + dot)] if dot else []))
+    pattern = evolve(sources[0].pattern, nodes=(*start, ast.Members("", fuse.members, span=last.span)))
+    if not targets:
+        target = evolve(pattern, nodes=_merged((*start, ast.Lit(fuse.name))))
+        targets = [target]
+    return [evolve(sources[0], pattern=pattern)], targets
+
+
+# ------------------------------------------------------------------------------------------------------------- steps
+
+
+def _steps(scope: Scope, pipeline: ast.Pipeline, env: Env, inside: tuple[str, ...]) -> Iterator[BoundStep]:
+    for call in pipeline.steps:
+        if call.name in scope.defs:
+            yield from _expand_def(scope, call, env, inside)
+        elif call.name in REGISTRY:
+            op = REGISTRY[call.name]
+            yield from _bound(op, bind_args(scope, op, call, env), call.span)
+        else:
+            words = [*scope.defs, *REGISTRY]
+            near = nearest(call.name, words)
+            help = f"did you mean `{near}`?" if near else "`quantrules ops` lists the ops"
+            if call.name in scope.formats:
+                help = f"`quant({call.name})` makes that format, `unpack({call.name})` requires it"
+            elif is_dtype(call.name):
+                help = f"`cast({call.name})` makes that dtype"
+            raise RuleError(Diagnostic(NO_OP, f"`{call.name}` is neither an op nor a def", call.span, "not known", help=help))
+
+
+def _bound(op: Op, args: dict, span) -> Iterator[BoundStep]:
+    expanded = op.expand(args)
+    if expanded is None:
+        yield BoundStep(op, args, span)
+        return
+    for name, inner in expanded:
+        other = REGISTRY[name]
+        yield from _bound(other, {p.name: inner.get(p.name, p.default) for p in other.params}, span)
+
+
+def _expand_def(scope: Scope, call: ast.Call, env: Env, inside: tuple[str, ...]) -> Iterator[BoundStep]:
+    if call.name in inside:
+        raise RuleError(Diagnostic(CYCLE, f"`{call.name}` uses itself", call.span))
+    for candidate in scope.defs[call.name]:
+        if len(call.args) != len(candidate.params) or any(a.name for a in call.args):
+            raise RuleError(Diagnostic(ARGUMENT, f"`{call.name}` takes ({', '.join(candidate.params)})", call.span,
+                                       related=((candidate.span, "defined here"),)))  # fmt: skip
+        local = env.extend({p: _def_argument(scope, a, env) for p, a in zip(candidate.params, call.args)})
+        if candidate.when is None or evaluate(candidate.when, local):
+            yield from _steps(scope, candidate.pipeline, local, (*inside, call.name))
+            return
+    raise RuleError(Diagnostic(NO_CASE, f"no `def {call.name}` has a condition that holds", call.span,
+                               related=tuple((d.when.span, "false") for d in scope.defs[call.name]),
+                               help="add a def without `when`, as the last"))  # fmt: skip
+
+
+def _def_argument(scope: Scope, argument: ast.Argument, env: Env):
+    value = argument.value
+    if isinstance(value, ast.Name) and value.name not in env.names and (is_dtype(value.name) or value.name in scope.formats):
+        return value.name
+    return evaluate(value, env)
+
+
+def bind_args(scope: Scope, op: Op, call: ast.Call, env: Env) -> dict[str, Any]:
+    """Arguments by parameter: names first, then each positional one goes to the first free parameter that takes it."""
+    args: dict[str, Any] = {}
+    extra: dict[str, int] = {}
+    for argument in call.args:
+        sizes = next((p for p in op.params if p.kind == "sizes"), None)
+        if argument.name and any(p.name == argument.name for p in op.params):
+            param = next(p for p in op.params if p.name == argument.name)
+            args[param.name] = _argument(scope, op, param, argument, env, must=True)
+        elif argument.name and sizes:
+            extra[argument.name] = evaluate(argument.value, env)
+        elif argument.name:
+            near = nearest(argument.name, [p.name for p in op.params])
+            raise _bad(op, argument, f"`{op.name}` has no parameter {argument.name}", f"did you mean `{near}`?" if near else "")
+        else:
+            _positional(scope, op, argument, env, args)
+    if extra:
+        args[next(p.name for p in op.params if p.kind == "sizes")] = extra
+    for param in op.params:
+        if param.name not in args:
+            if param.default is REQUIRED:
+                raise RuleError(Diagnostic(ARGUMENT, f"`{op.name}` lacks its {param.name}: {param.help}", call.span, "missing",
+                                           help=f"for example `{op.example}`" if op.example else ""))  # fmt: skip
+            args[param.name] = param.default
+    return args
+
+
+def _positional(scope, op, argument, env, args) -> None:
+    for param in op.params:
+        if param.name not in args:
+            value = _argument(scope, op, param, argument, env, must=False)
+            if value is not None:
+                args[param.name] = value
+                return
+    takes = "; ".join(f"{p.name}: {p.help}" for p in op.params) or "no arguments"
+    raise _bad(op, argument, f"`{argument.span.source if argument.span else '?'}` is no argument of `{op.name}`", f"it takes {takes}")
+
+
+def _bad(op, argument, message, help="") -> RuleError:
+    return RuleError(Diagnostic(ARGUMENT, message, argument.span, help=help))
+
+
+def _argument(scope: Scope, op: Op, param, argument: ast.Argument, env: Env, must: bool) -> Any:
+    """The value of an argument for a parameter of its kind, or None (an error where it `must` fit)."""
+    value = argument.value
+    word = value.name if isinstance(value, ast.Name) else None
+    if word is not None and isinstance(env.names.get(word), str):
+        word = env.names[word]
+    result = None
+    if param.kind == "dtype":
+        result = word if word and is_dtype(word) else None
+    elif param.kind == "format":
+        result = scope.formats[word] if word in scope.formats else None
+    elif param.kind in ("axis", "word", "spelling"):
+        result = word if word and (not param.choices or word in param.choices) else None
+        if param.kind == "axis" and word and (is_dtype(word) or word in env.names):
+            result = None
+    elif word is None or word in env.names:
+        evaluated = None if isinstance(value, ast.Pipeline) else evaluate(value, env)
+        kinds = {"int": int, "ints": list, "sizes": list, "text": str, "number": (int, float)}
+        if isinstance(evaluated, kinds[param.kind]) and not isinstance(evaluated, bool):
+            result = evaluated
+    if result is None and must:
+        known = {"dtype": "a dtype such as bf16", "format": "one of " + ", ".join(scope.formats)}
+        expected = " | ".join(param.choices) or known.get(param.kind, f"a {param.kind}")
+        raise _bad(op, argument, f"{param.name} of `{op.name}` is {expected}")
+    return result
