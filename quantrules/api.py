@@ -11,13 +11,16 @@ from attrs import evolve, frozen
 
 from quantrules import lang
 from quantrules.checkpoint import Source, open_source
+from quantrules.checkpoint.overlay import with_scales
 from quantrules.diagnostics import Diagnostic, RuleError, define
 from quantrules.formats import find_modules, load_dialects, load_formats
 from quantrules.lang import ast
 from quantrules.plan import bind as binding
+from quantrules.plan import scales
 from quantrules.plan.config import derive
 from quantrules.plan.model import Plan
-from quantrules.plan.scope import Scope, flatten, nearest
+from quantrules.lang.mistakes import nearest
+from quantrules.plan.scope import flatten
 
 NO_RULES = define("QR090", "No rule file has this name")
 
@@ -38,6 +41,11 @@ def _builtin() -> ast.File:
     return lang.load(rules_directory() / "formats.rules", (rules_directory(),))
 
 
+def builtin_formats() -> dict[str, Any]:
+    """Formats by name, as formats.rules has them."""
+    return load_formats(_builtin())
+
+
 @frozen(eq=False)
 class Rules:
     """A rule file, read and parsed. Use `load` or `parse` to make one."""
@@ -46,23 +54,29 @@ class Rules:
     name: str
     text: str
 
-    def bind(self, source: Source | str | Path, /, *, only: str | None = None, **params: Any) -> Plan:
+    def bind(self, source: Source | str | Path, /, *, only: str | None = None, input_scales: str | Path | None = None, **params: Any) -> Plan:
         """Bind to the headers of a source; no tensor is read.
 
         Errors of the rules against the source are in `plan.diagnostics` (`plan.raise_for_errors()`); a checkpoint that
         cannot be read raises CheckpointError. `only` is a pattern over target keys; `params` are those of `-D`.
+        `input_scales` is a file of activation scales for modules that become quantised (checkpoint.overlay.read_scales).
         """
         source = open_source(source) if isinstance(source, (str, Path)) else source
-        formats = load_formats(_builtin(), self.file)
-        table = find_modules(source.table, source.config_files, formats)
+        formats, dialects = load_formats(_builtin(), self.file), load_dialects(_builtin(), self.file)
+        table = find_modules(source.table, source.config_files, formats, dialects)
         scope = flatten(self.file, source.config, formats, params)
         binder = binding.make_binder(scope, table)
+        if input_scales is not None:
+            source = with_scales(source, input_scales)
+            scales.attach(binder, source.table, source.split)
         if not scope.errors:
             binding.bind_rules(binder)
+        if input_scales is not None:
+            binder.diagnostics += scales.check_used(binder)
         found = [*source.warnings, *table.diagnostics, *scope.errors, *binder.diagnostics]
         plan = Plan(source.table, tuple(binder.units), {}, (), scope.params, source.metadata, (self.name,))
         if not any(d.severity == "error" for d in found):
-            files, more = derive(plan, source.config_files, scope, load_dialects(_builtin(), self.file))
+            files, more = derive(plan, source.config_files, scope, dialects)
             plan, found = evolve(plan, config_files=files), [*found, *more]
         plan = evolve(plan, diagnostics=tuple(found), source=source, scope=scope, texts={self.name: self.text})
         return plan if only is None else binding.restrict(plan, only)
@@ -70,7 +84,7 @@ class Rules:
 
 def parse(text: str, name: str = "<text>") -> Rules:
     """Rules from text; `include` finds shipped files only. Raises RuleError with every syntax error of the text."""
-    return Rules(lang.load(text, (rules_directory(),), name=name), name, text)
+    return Rules(lang.load(text + "\n", (rules_directory(),), name=name), name, text)
 
 
 def load(name: str | Path) -> Rules:
@@ -79,9 +93,8 @@ def load(name: str | Path) -> Rules:
     if path.suffix != ".rules" and not path.exists():
         shipped = shipped_rules()
         if str(name) not in shipped:
-            near = nearest(str(name), shipped)
             raise RuleError(Diagnostic(NO_RULES, f"{name} is neither a file nor a shipped rule file",
-                                       help=f"did you mean {near}?" if near else "`quantrules rules` lists what is shipped"))  # fmt: skip
+                                       help=nearest(str(name), shipped) + "; `quantrules rules` lists what is shipped"))  # fmt: skip
         path = shipped[str(name)]
     file = lang.load(path, (path.parent, rules_directory()))
     return Rules(file, path.name, path.read_text(encoding="utf-8"))

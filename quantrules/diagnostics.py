@@ -89,7 +89,7 @@ class Diagnostic:
 
     def render(self) -> str:
         """The finding as rustc would print it, without colour."""
-        lines = [f"{self.severity}[{self.code}]: {_visible(self.message)}"]
+        lines = [f"{self.severity}[{self.code}]: {visible(self.message)}"]
         marks = ([(self.span, self.label, "^")] if self.span else []) + [(s, t, "-") for s, t in self.related]
         numbers = [span.text.position(span.start)[0] for span, _, _ in marks]
         gutter = max((len(str(n)) for n in numbers), default=1)
@@ -99,13 +99,13 @@ class Diagnostic:
             shown, start = _clip(source, column - 1)
             width = max(1, min(span.end - span.start, len(source) - column + 1, len(shown) - start))
             arrow = "-->" if mark == "^" else ":::"
-            lines += [f"{' ' * gutter}{arrow} {span}", f"{' ' * gutter} |", f"{number:>{gutter}} | {_visible(shown)}",
-                      f"{' ' * gutter} | {' ' * start}{mark * width} {_visible(label)}".rstrip()]
+            lines += [f"{' ' * gutter}{arrow} {span}", f"{' ' * gutter} |", f"{number:>{gutter}} | {visible(shown)}",
+                      f"{' ' * gutter} | {' ' * start}{mark * width} {visible(label)}".rstrip()]
         if marks and (self.notes or self.help):
             lines.append(f"{' ' * gutter} |")
-        lines += [f"{' ' * gutter} = note: {_visible(n)}" for n in self.notes]
+        lines += [f"{' ' * gutter} = note: {visible(n)}" for n in self.notes]
         if self.help:
-            lines.append(f"{' ' * gutter} = help: {_visible(self.help)}")
+            lines.append(f"{' ' * gutter} = help: {visible(self.help)}")
         return "\n".join(lines)
 
 
@@ -117,7 +117,7 @@ def _clip(source: str, at: int, width: int = 160) -> tuple[str, int]:
     return source[start : start + width], at - start
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """Text from strangers, safe for a terminal: control characters are escaped, tabs become one space."""
     text = text.replace("\t", " ")
     return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

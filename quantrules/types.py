@@ -180,7 +180,7 @@ class Spelling:
     name: str
     parts: tuple[Part, ...]
     dense: str = ""  # the suffix that the weight has once it is dense
-    declared: object = None  # predicate (lang.ast expression) over a quantization config; None = nothing declares it
+    declared: object = field(default=None, eq=False, repr=False)  # predicate (lang.ast expression) over a quantization config; None = nothing declares it
     span: object = field(default=None, eq=False, repr=False)
 
     def part(self, role: str) -> Part | None:
@@ -191,11 +191,11 @@ class Spelling:
 class Format:
     """A block of formats.rules. `value` is the product in its order, as nested tuples of roles: ("codes", ("scale", "global"))."""
 
-    name: str
-    element: Element | None  # None: dense
-    block: tuple[int, ...]  # [rows, columns] that share one scale; () for dense
-    value: object
-    spellings: tuple[Spelling, ...]
+    name: str  # formats of one run have names of their own, so that equality and hashes are of the name alone
+    element: Element | None = field(eq=False)  # None: dense
+    block: tuple[int, ...] = field(eq=False)  # [rows, columns] that share one scale; () for dense
+    value: object = field(eq=False, repr=False)
+    spellings: tuple[Spelling, ...] = field(eq=False, repr=False)
 
     @property
     def is_dense(self) -> bool:

@@ -11,13 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from attrs import field, frozen
 
 from quantrules.checkpoint.files import open_regular, quoted, read_small, refuse, strict_json
 from quantrules.checkpoint.headers import Header, read_header
-from quantrules.checkpoint.source import CONFIG_FILES, INDEX_SUFFIX, MANIFEST, SUFFIX, FileSource, SideFile, Stamp
+from quantrules.checkpoint.source import CONFIG_FILES, INDEX_SUFFIX, MANIFEST, SUFFIX, FileSource, SideFile, Stamp, is_inside
 from quantrules.checkpoint.table import TableBuilder, paused_gc
 from quantrules.diagnostics import CheckpointError, Diagnostic, define
 
@@ -174,7 +174,7 @@ def _indexed(directory: Path, name: str, present: tuple[str, ...]) -> Layout:
     if not isinstance(weight_map, dict) or not set(map(type, weight_map.values())) <= {str}:
         raise refuse(INDEX, f"{path}: `weight_map` is not an object of strings")
     files = sorted(set(weight_map.values()))
-    if unsafe := [f for f in files if not _is_inside(f)]:
+    if unsafe := [f for f in files if not is_inside(f)]:
         raise CheckpointError([Diagnostic(UNSAFE, f"{path} names the shard {quoted(f)}", help="a shard lies in the index's directory") for f in unsafe])
     if pickles := [f for f in files if not f.endswith(SUFFIX)]:
         raise refuse(PICKLE, f"{path} names {_some(pickles)}; only {SUFFIX} files are read", "convert it to safetensors first")
@@ -223,13 +223,6 @@ def canonical_weight_map(text: str, chunk: int = 1 << 20) -> dict[str, str] | No
         result.update(zip(names, map(files.__getitem__, values)))
         at, count = cut + (len(comma) if cut < end else 0), count + len(names)
     return result if len(result) == count else None
-
-
-def _is_inside(shard: str) -> bool:
-    """Whether an index may name this: a relative POSIX path in normal form, without `..`."""
-    path = PurePosixPath(shard)
-    plain = shard.isprintable() and "\\" not in shard and ":" not in shard
-    return plain and not path.is_absolute() and ".." not in path.parts and str(path) == shard and shard != "."
 
 
 def read_object(path: Path, limit: int, code: str) -> dict:
@@ -330,7 +323,7 @@ def _side_files(directory: Path, found: _Findings) -> tuple[SideFile, ...]:
                 left.append(prefix + name)
             else:
                 sides.append(SideFile(prefix + name, path))
-    if left:
+    if left := sorted(left):
         found.warn(NOT_COPIED, f"{directory}: {_some(left)} {_are(left)} not copied: other weights, folders behind links, or no regular files", len(left))
     return tuple(sides)
 

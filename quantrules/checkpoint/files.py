@@ -22,7 +22,7 @@ UNREADABLE = define("QR302", "A file cannot be read")
 CHANGED = define("QR335", "A source file changed while it was being read")
 
 BUFFER = 8 << 20  # bytes copied at a time where the kernel cannot copy by itself
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
+_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 
 def quoted(name: str, most: int = 160) -> str:
@@ -62,6 +62,36 @@ def read_at(fd: int, offset: int, out: memoryview, shown: str) -> None:
         done += got
 
 
+def write_at(fd: int, offset: int, data: memoryview) -> None:
+    """Write all of `data` at `offset`; a write may be short. Raises OSError."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def copy_range(source: int, source_offset: int, target: int, offset: int, count: int, shown: str) -> None:
+    """Copy `count` bytes between open files: within the kernel where it can, else through a buffer of 8 MiB.
+
+    Raises OSError for the target, CheckpointError where the source ends before its time.
+    """
+    done, kernel = 0, hasattr(os, "copy_file_range")
+    while kernel and done < count:
+        try:
+            got = os.copy_file_range(source, target, min(count - done, 1 << 30), source_offset + done, offset + done)
+        except OSError as e:
+            if e.errno not in _NO_KERNEL_COPY:
+                raise
+            got = 0
+        kernel = got > 0  # 0 at the end of the file, and on file systems that cannot say no
+        done += got
+    buffer = memoryview(bytearray(min(BUFFER, count - done)))
+    while done < count:
+        part = buffer[: min(len(buffer), count - done)]
+        read_at(source, source_offset + done, part, shown)
+        write_at(target, offset + done, part)
+        done += len(part)
+
+
 def read_small(path: str | os.PathLike, limit: int, shown: str) -> bytearray:
     """A whole file of at most `limit` bytes; the size is checked before anything is allocated."""
     fd = open_regular(path, shown)
@@ -77,7 +107,7 @@ def read_small(path: str | os.PathLike, limit: int, shown: str) -> bytearray:
 
 
 class Descriptors:
-    """Open files by number, for many threads. Beyond `cap`, those longest unused are closed; one in use never is."""
+    """Open files by number, for many threads. Beyond `cap`, those longest unused are closed; one in use only after it."""
 
     def __init__(self, opener: Callable[[int], int], cap: int = 200):
         self._opener, self._cap, self._lock = opener, cap, Lock()
@@ -99,13 +129,16 @@ class Descriptors:
         finally:
             with self._lock:
                 entry[1] -= 1
+                if not entry[1] and self._open.get(number) is not entry:
+                    os.close(entry[0])
 
     def close(self, number: int | None = None) -> None:
-        """Close one file, or all."""
+        """Close one file, or all; one that a thread is using is closed when that thread is through."""
         with self._lock:
             for n in [number] if number is not None else list(self._open):
-                if n in self._open:
-                    os.close(self._open.pop(n)[0])
+                entry = self._open.pop(n, None)
+                if entry and not entry[1]:
+                    os.close(entry[0])
 
 
 # ------------------------------------------------------------------------------------------------------ strict JSON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +65,13 @@ class Source(Protocol):
         """Every file that may be read, links resolved: what an output must not touch."""
 
     def close(self) -> None: ...
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name leads to a place below its directory: a relative POSIX path in normal form, without `..`."""
+    path = PurePosixPath(name)
+    plain = name.isprintable() and "\\" not in name and ":" not in name
+    return plain and not path.is_absolute() and ".." not in path.parts and str(path) == name and name != "."
 
 
 def as_bytes(out: memoryview | np.ndarray) -> memoryview:

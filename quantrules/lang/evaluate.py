@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -38,6 +39,10 @@ class Env:
     config: Mapping[str, Any] = {}
     words: frozenset[str] = frozenset()
     functions: Mapping[str, Callable[..., Any]] = {}
+
+    def extend(self, names: Mapping[str, Any]) -> Env:
+        """This, with more names; theirs win."""
+        return attrs.evolve(self, names={**self.names, **names})
 
 
 class _Missing(RuleError):
@@ -120,8 +125,9 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = {True: "true", False: "false", None: "null"}.get(value) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    return reprlib.repr(value) if not isinstance(value, types.Expr) else str(value)
 
 
 def _number(expr: ast.Expression, env: Env) -> Any:

@@ -191,7 +191,7 @@ class Layout:
             levels.pop()
         column, body = levels[-1]
         owner = body[-1] if body and line.column > column else None
-        if line.column > column and not owner:
+        if line.column > column and not owner and not line.bad:
             self._error(QR_INDENT, "this line is indented, but no statement is above it", line.start, first, "", "start it in column 1")
             line.bad = True
         if owner:

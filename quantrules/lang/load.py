@@ -49,7 +49,7 @@ def _find(rules: str | Path, directories: list[Path]) -> Path:
     path = Path(rules)
     tried = [path] if isinstance(rules, Path) else [path, *(d / f"{rules}{s}" for d in directories for s in ("", SUFFIX) if ".." not in path.parts and not path.is_absolute())]
     for candidate in tried:
-        if candidate.is_file() or (candidate.exists() and not candidate.is_dir()):
+        if os.path.exists(candidate) and not os.path.isdir(candidate):
             return candidate
     known = [n.removesuffix(SUFFIX) if path.suffix != SUFFIX else n for d in [*directories, path.parent] for n in _names(d)]
     raise RuleError(Diagnostic(QR_FILE, f"there is no rule file {str(rules)!r}", help=nearest(path.name, known)))
@@ -65,7 +65,7 @@ def _names(directory: Path) -> list[str]:
 
 def read_text(path: Path) -> str:
     """The text of a regular file of bounded size. OSError or ValueError says what it is instead."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO must not make us wait
+    with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:  # a FIFO must not make us wait
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
         content = file.read(4 * MAX_CHARACTERS + 1)

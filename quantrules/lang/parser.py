@@ -34,7 +34,7 @@ CONSTANTS = {"true": True, "false": False, "null": None}
 RESERVED = {"and", "or", "not", "in", "when", "except", "expect", "also", "config", *CONSTANTS}
 
 _STARTS = """rule under definition let param fuse rename tie include side edit format element block value spelling declared part
-dialect entry further capture star range form alternation members""".split()
+dialect entry further reads capture star range form alternation members""".split()
 _START_OF = {"source": "side", "target": "side", "delete": "edit", "def": "definition"}
 _QUOTED = r'"(?:[^"\\]|\\.)*"|\\.'
 _PIECE = re.compile(rf'({_QUOTED})|(\*+)|\{{((?:{_QUOTED}|\{{[^{{}}]*\}}|[^}}"\\])*)\}}|[^{{"\\*]+', re.S)
@@ -175,11 +175,14 @@ class _Reader:
         return node and evolve(node, parts=tuple(parts), declared=declared, comments=tuple(comments), comment=chunk.comment)
 
     def dialect(self, node: ast.DialectDef | None, chunks: list[Chunk]) -> ast.DialectDef | None:
-        entries, files, comments = [], [], []
-        for start, chunk, read in self.lines(chunks, {"for": "entry", "file": "further"}):
+        found, comments = {"entry": [], "further": [], "reads": []}, []
+        for start, chunk, read in self.lines(chunks, {"for": "entry", "file": "further", "reads": "reads"}):
             comments += chunk.comments + ([chunk.comment] if chunk.comment else [])
-            (entries if start == "entry" else files).append(read and read.value)
-        return node and evolve(node, entries=tuple(entries), files=tuple(files), comments=tuple(comments))
+            if start == "reads" and found["reads"] and read:
+                self.error(mistakes.QR_UNKNOWN, "`reads` stands twice in this dialect", read.span, help="keep one")
+            found[start].append(read and read.value)
+        reads = found["reads"][0] if found["reads"] else None
+        return node and evolve(node, entries=tuple(found["entry"]), files=tuple(found["further"]), reads=reads, comments=tuple(comments))
 
     def span(self, chunk: Chunk) -> Span:
         return Span(self.text, chunk.start, chunk.end)
@@ -405,6 +408,9 @@ class _Builder:
 
     def entry(self, c):
         return _Made("for", (str(c[1]), str(c[2]) if len(c) > 3 else "", c[-1]), self.span(c))
+
+    def reads(self, c):
+        return _Made("reads", c[1], self.span(c))
 
     def further(self, c):
         return _Made("file", (self.string_of(c[1]), str(c[2]), c[3]), self.span(c))

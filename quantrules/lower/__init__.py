@@ -2,6 +2,6 @@
 
 from quantrules.lower.program import Call, Program
 from quantrules.lower.rewrites import REWRITES, lower
-from quantrules.lower.tiles import Layout, Tile, layout, tiled
+from quantrules.lower.tiles import Layout, Tile, describe, layout, tiled
 
-__all__ = ["REWRITES", "Call", "Layout", "Program", "Tile", "layout", "lower", "tiled"]
+__all__ = ["REWRITES", "Call", "Layout", "Program", "Tile", "describe", "layout", "lower", "tiled"]

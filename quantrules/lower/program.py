@@ -43,14 +43,15 @@ class Call:
 
     @property
     def surveys(self) -> bool:
-        return any(s.op.surveys for s in self.steps)
+        return any(s.op.needs_survey(s) for s in self.steps)
 
     def grain(self, item: int) -> int:
-        return math.lcm(*(g for s in self.steps[:-1] for g in map(s.op.grain, [s] * len(s.made.items), range(len(s.made.items)))),
-                        self.steps[-1].op.grain(self.steps[-1], item))
+        """Rows of a slice that tiles of output `item` begin on a multiple of."""
+        between = [s.op.grain(s, i) for s in self.steps[:-1] for i in range(len(s.made.items))]
+        return math.lcm(self.steps[-1].op.grain(self.steps[-1], item), *between)
 
     def rows(self, item: int, lo: int, hi: int) -> tuple[Rows | None, ...] | None:
-        """Rows of each input behind rows [lo, hi) of output `item`; None for an input that is not needed, or for all: cannot tile."""
+        """Rows of each input behind rows [lo, hi) of output `item`, None where it is not needed; None alone: no tiles."""
         needed: dict[int, Rows] = {item: (lo, hi)}
         for step in reversed(self.steps):
             below: dict[int, Rows] = {}
@@ -83,11 +84,15 @@ class Call:
 
 @frozen(eq=False)
 class Program:
-    """recipe: what it runs. calls: in order. stages: types before the first call and after each, as the next one reads them."""
+    """recipe: what it runs. calls: in order. stages: types before the first call and after each, as the next one reads them.
+
+    how: (steps, what runs them), for people.
+    """
 
     recipe: Recipe
     calls: tuple[Call, ...]
     stages: tuple[Grid[Type], ...]
+    how: tuple[tuple[str, str], ...] = ()
 
     @property
     def copies(self) -> bool:

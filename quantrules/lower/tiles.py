@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from attrs import frozen
 
 from quantrules.lower.program import Program, legal, span
-from quantrules.types import Type, flat_rows, rows_of
+from quantrules.types import Type, rows_of
 
 TILE = 16 << 20  # bytes of output of a tile: beyond it a larger one is no faster, and threads idle at the end
 WHOLE = -1  # as an item: all items of a unit
@@ -48,6 +48,8 @@ class Layout:
 def layout(program: Program, share: int) -> Layout:
     """How a unit is run with at most `share` bytes for a tile. Where that cannot be, costs say what it takes."""
     made = program.recipe.made.items
+    if not made:  # drop
+        return Layout(())
     weight = sum(t.nbytes for t in made)
     whole = Layout((Tile(WHOLE, 0, 0, program.whole_bytes, weight),))
     if program.whole_bytes <= share and (program.surveys or weight <= TILE):
@@ -79,6 +81,15 @@ def tiled(program: Program) -> bool:
         return True
     cut = layout(program, max(1, program.whole_bytes // 8))
     return not cut.whole and max(t.weight for t in cut.tiles) < sum(t.weight for t in cut.tiles)
+
+
+def describe(program: Program) -> str:
+    """The kernel or reference of each step, and how units run: for `plan --steps`."""
+    if program.copies:
+        return "\n".join([f"{step}: {how}" for step, how in program.how] + ["bytes are copied"])
+    way = "runs in tiles" if tiled(program) else f"runs whole, {program.whole_bytes:,} bytes of memory a unit"
+    twice = "; reads its sources twice" if program.surveys else ""
+    return "\n".join([*(f"{step}: {how}" for step, how in program.how), way + twice])
 
 
 def cuts(program: Program, stage: int, item: int, share: int, scratch: int = 0) -> list[tuple[int, int, int]] | None:

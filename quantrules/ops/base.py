@@ -136,7 +136,6 @@ class Op:
     params: tuple[Param, ...] = ()
     matches = "keys"  # what a pipeline that begins with this op matches: "paths", "paths, keys" or "keys"
     example = ""  # one rule that uses it
-    passes = False  # whether it moves no bytes where it makes the very types that it takes
 
     def expand(self, args: Mapping[str, Any]) -> tuple[tuple[str, dict], ...] | None:
         """(op name, arguments) pairs that this op stands for, or None where it is one step of its own."""

@@ -1,6 +1,7 @@
 """Element codecs: how codes and scales are numbers. Tables in numpy; decode, encode and rounding in torch, imported inside.
 
-Every encoder rounds half to even, saturates, and writes code 0 for zero of either sign (formats.md 0.1, 15.3).
+Every encoder rounds half to even and saturates; e2m1 writes code 0 for zero of either sign and code 8 for a negative number
+that rounds to zero, as ModelOpt and compressed-tensors do (formats.md 0.1, 15.3).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def encode_codes(x, element: Element):
 
     top = LARGEST[element.codec]
     if element.codec != "e2m1":
-        return (x.clamp(-top, top) + 0.0).to(torch_dtype(element.codec)).view(torch.uint8)
+        return x.clamp(-top, top).to(torch_dtype(element.codec)).view(torch.uint8)
     bounds = torch.tensor(E2M1_BOUNDS, device=x.device)
     codes = torch.bucketize(x.abs().contiguous(), bounds).to(torch.uint8) | (x < 0).to(torch.uint8) << 3
     if element.per == 1:
@@ -116,5 +117,5 @@ def first_bad(raw: np.ndarray, dtype: str, codec: str) -> int | None:
         values = raw.view(dtype.replace("f", "float"))
     else:
         return None
-    bad = np.flatnonzero(~(np.isfinite(values) & ~np.signbit(values)))
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     return int(bad[0]) if len(bad) else None

@@ -16,9 +16,10 @@ from attrs import evolve, field, frozen
 from quantrules.diagnostics import Diagnostic, PlanError, QuantrulesError, define
 from quantrules.lang import ast
 from quantrules.lang.evaluate import Env, evaluate, free_names
+from quantrules.lang.parser import parse
 from quantrules.names import HOLE, Names, families, split_name
-from quantrules.ops.base import Context, is_dtype
-from quantrules.plan.model import Recipe, Units
+from quantrules.ops.base import Context
+from quantrules.plan.model import Plan, Recipe, Units
 from quantrules.plan.reading import Read, axis_key, read, write
 from quantrules.plan.scope import BoundRule, Scope
 from quantrules.plan.typing import make_recipe
@@ -98,6 +99,40 @@ def bind_rules(binder: Binder) -> None:
             binder.diagnostics += error.diagnostics
     _check_coverage(binder)
     _check_targets(binder)
+    binder.diagnostics = _folded(binder.diagnostics)
+
+
+def _folded(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+    """One finding for what is said of several families in the same words, in the order of the text."""
+    found: dict[tuple, Diagnostic] = {}
+    for d in diagnostics:
+        key = (d.code, d.message, d.span)
+        found[key] = evolve(found[key], count=found[key].count + d.count) if key in found else d
+    return sorted(found.values(), key=lambda d: ({"error": 0, "warning": 1}.get(d.severity, 2), d.span.start if d.span else 1 << 60))
+
+
+def restrict(plan: Plan, only: str) -> Plan:
+    """The part of a plan whose targets (or, for what is dropped, sources) a pattern takes, by path or by key."""
+    statement = parse(f"{only} → keep\n", "--only").statements[0]
+    pattern = statement.sources[0].pattern
+    kept = []
+    for units in plan.units:
+        mask = np.zeros(len(units), bool)
+        made = units.recipe.made.items or units.recipe.took.items
+        for names, type in zip(units.targets or units.paths, made):
+            for suffix in ("", *(p.suffix for p in type.spelling.parts)):
+                whole = [n + suffix for n in names]
+                for family, rows in families(whole):
+                    for r in read(pattern, family, plan.scope.env):
+                        mask[rows[r.index]] = True
+        index = np.flatnonzero(mask)
+        if len(index):
+            kept.append(evolve(units, sources=units.sources[index], targets=tuple(t.take(index) for t in units.targets),
+                               paths=tuple(p.take(index) for p in units.paths)))  # fmt: skip
+    if not kept:
+        missing = Diagnostic(NOTHING, f"--only {only} takes no target of the plan", statement.span, help="`quantrules plan` without it shows the targets")
+        return evolve(plan, diagnostics=(*plan.diagnostics, missing))
+    return evolve(plan, units=tuple(kept))
 
 
 # ----------------------------------------------------------------------------------------------------------- renames
@@ -233,8 +268,7 @@ def _holds(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.ndarr
             type = binder.types[kind]
             words = {"dtype": type.dtype if type.is_dense else "", "format": type.format.name, "shape": list(type.shape)}
             values = {n: int(v) if v.isdigit() else v for n, v in zip(used, key[1:])}
-            bare = {w: w for w in free_names(rule.rule.when) if w in binder.scope.formats or is_dtype(w)}
-            known[key] = bool(evaluate(rule.rule.when, binder.scope.env.extend({**bare, **words, **values})))
+            known[key] = bool(evaluate(rule.rule.when, binder.scope.env.extend({**words, **values})))
         result[i] = known[key]
     return result
 

@@ -36,7 +36,7 @@ class Recipe:
     @property
     def copies(self) -> bool:
         """Whether every part is written byte for byte as it was read."""
-        return not self.steps
+        return all(step.op.identity(step) for step in self.steps)
 
 
 @frozen(eq=False)

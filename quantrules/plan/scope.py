@@ -5,7 +5,6 @@ What comes out is a list of bound rules in the order of the text, with patterns 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,8 +14,10 @@ from attrs import evolve, field, frozen
 from quantrules.diagnostics import Diagnostic, QuantrulesError, RuleError, define
 from quantrules.lang import ast
 from quantrules.lang.evaluate import Env, evaluate
+from quantrules.lang.mistakes import nearest
 from quantrules.names import HOLE
 from quantrules.ops.base import REGISTRY, REQUIRED, Op, is_dtype
+from quantrules.types import DTYPE_BITS
 
 TWICE = define("QR101", "A name is defined twice")
 PARAM = define("QR102", "A parameter is unknown or has a value that is not allowed")
@@ -82,15 +83,15 @@ class Scope:
 
 def flatten(file: ast.File, config: Mapping, formats: Mapping, given: Mapping[str, Any]) -> Scope:
     """Walk a file. All errors of all statements are collected in `Scope.errors`."""
-    scope = Scope(Env({}, config), formats)
+    words = frozenset([*formats, *DTYPE_BITS])
+    scope = Scope(Env({}, config, words), formats)
     pending: list[tuple[ast.Rule, tuple[ast.Pattern, ast.Pattern] | None]] = []
     for statement, prefix in _walk(file.statements, None):
         with_errors(scope, _define, scope, statement, prefix, given, pending)
-    unknown = set(given) - set(scope.params)
-    for name in sorted(unknown):
-        near = nearest(name, scope.params)
-        scope.errors.append(Diagnostic(PARAM, f"-D {name} is given, and no param has that name", severity="error",
-                                       help=f"did you mean {near}?" if near else "params are: " + (", ".join(scope.params) or "none")))  # fmt: skip
+    declared = [s.name for s, _ in _walk(file.statements, None) if isinstance(s, ast.Param)]
+    for name in sorted(set(given) - set(declared)):
+        help = nearest(name, declared) if declared else "the rule file has no params"
+        scope.errors.append(Diagnostic(PARAM, f"-D {name} is given, and no param has that name", help=help))
     for rule, prefix in pending:
         with_errors(scope, _bind_rule, scope, rule, prefix)
     return scope
@@ -101,10 +102,6 @@ def with_errors(scope, function, *args):
         return function(*args)
     except QuantrulesError as error:
         scope.errors += error.diagnostics
-
-
-def nearest(word: str, words) -> str:
-    return next(iter(difflib.get_close_matches(word, list(words), 1, 0.5)), "")
 
 
 def _walk(statements, prefix) -> Iterator[tuple[ast.Statement, Any]]:
@@ -134,7 +131,8 @@ def _define(scope: Scope, statement, prefix, given, pending) -> None:
             else:
                 scope.env = scope.env.extend({statement.name: evaluate(statement.value, scope.env)})
         case ast.Def():
-            if statement.name in REGISTRY or statement.name in scope.formats or is_dtype(statement.name):
+            format = scope.formats.get(statement.name)
+            if statement.name in REGISTRY or is_dtype(statement.name) or format and not format.is_dense:
                 raise RuleError(Diagnostic(TWICE, f"`{statement.name}` is the name of an op, a dtype or a format", statement.span,
                                            help="give the def another name"))  # fmt: skip
             scope.defs.setdefault(statement.name, []).append(statement)
@@ -201,8 +199,7 @@ def _resolved(scope: Scope, pattern: ast.Pattern) -> ast.Pattern:
     for node in pattern.nodes:
         if isinstance(node, ast.Reference):
             if node.let not in scope.lists:
-                near = nearest(node.let, scope.lists)
-                raise RuleError(Diagnostic(NO_OP, f"no `let` list is called {node.let}", node.span, help=f"did you mean {near}?" if near else ""))
+                raise RuleError(Diagnostic(NO_OP, f"no `let` list is called {node.let}", node.span, help=nearest(node.let, scope.lists)))
             node = evolve(scope.lists[node.let], name=node.name, span=node.span)
         elif isinstance(node, ast.Lit) and HOLE in node.text:
             raise RuleError(Diagnostic(NO_OP, "a name holds no NUL character", node.span))
@@ -294,9 +291,7 @@ def _steps(scope: Scope, pipeline: ast.Pipeline, env: Env, inside: tuple[str, ..
             op = REGISTRY[call.name]
             yield from _bound(op, bind_args(scope, op, call, env), call.span)
         else:
-            words = [*scope.defs, *REGISTRY]
-            near = nearest(call.name, words)
-            help = f"did you mean `{near}`?" if near else "`quantrules ops` lists the ops"
+            help = nearest(call.name, [*scope.defs, *REGISTRY])
             if call.name in scope.formats:
                 help = f"`quant({call.name})` makes that format, `unpack({call.name})` requires it"
             elif is_dtype(call.name):
@@ -349,8 +344,7 @@ def bind_args(scope: Scope, op: Op, call: ast.Call, env: Env) -> dict[str, Any]:
         elif argument.name and sizes:
             extra[argument.name] = evaluate(argument.value, env)
         elif argument.name:
-            near = nearest(argument.name, [p.name for p in op.params])
-            raise _bad(op, argument, f"`{op.name}` has no parameter {argument.name}", f"did you mean `{near}`?" if near else "")
+            raise _bad(op, argument, f"`{op.name}` has no parameter {argument.name}", nearest(argument.name, [p.name for p in op.params]))
         else:
             _positional(scope, op, argument, env, args)
     if extra:
@@ -389,7 +383,7 @@ def _argument(scope: Scope, op: Op, param, argument: ast.Argument, env: Env, mus
     if param.kind == "dtype":
         result = word if word and is_dtype(word) else None
     elif param.kind == "format":
-        result = scope.formats[word] if word in scope.formats else None
+        result = word if word in scope.formats else None
     elif param.kind in ("axis", "word", "spelling"):
         result = word if word and (not param.choices or word in param.choices) else None
         if param.kind == "axis" and word and (is_dtype(word) or word in env.names):

@@ -14,7 +14,7 @@ from quantrules.plan.model import Recipe
 from quantrules.plan.scope import BoundRule
 from quantrules.types import Axis, Grid, Type, flat_rows
 
-ASSERTED = define("QR210", "A value does not have the type that the rule asserts")
+ASSERTED = define("QR150", "A value does not have the type that the rule asserts")
 NOWHERE: Grid = Grid((Axis("", ()),), ())  # what `drop` makes
 
 
@@ -34,7 +34,7 @@ def make_recipe(rule: BoundRule, took: Grid[Type], context: Context, env: Env) -
         except Refused as refused:
             raise PlanError(refusal(refused, step.span, grid)) from None
         typed = Step(step.op, step.args, grid, made, step.span)
-        if made != grid or not step.op.passes:
+        if made != grid or not step.op.identity(typed):
             steps.append(typed)
             needs += [evolve(n, items=tuple(sorted(set().union(*(origin[i] for i in n.items)))), span=step.span) for n in step.op.needs(typed)]
             origin = [_origin(typed, j, origin) for j in range(len(made.items))]
@@ -94,7 +94,7 @@ def _check_dim(expected, dim, size: int, type: Type, env: Env, bound: dict[str, 
     if len(new) > 1:
         raise RuleError(Diagnostic(ASSERTED, "a dimension binds one new name at most", dim.span))
     if new:
-        name = new.pop()
+        (name,) = new
         base, one = (evaluate(dim, env.extend({**bound, name: v})) for v in (0, 1))
         if one == base or (size - base) % (one - base):
             raise _asserted(expected, type, f"no whole {name} gives {size}")

@@ -5,26 +5,18 @@ Buffers live as long as the call that reads them. An executor decides which rows
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from attrs import define, field
 
+from quantrules.checkpoint.source import Source
 from quantrules.diagnostics import Diagnostic, RunError
 from quantrules.lower.program import Call, Program, span
 from quantrules.lower.tiles import Layout
-from quantrules.names import KeyTable
 from quantrules.ops.base import Refused, Value, phase_of
 from quantrules.plan.model import Units
 from quantrules.types import Type, flat_rows, part_bytes, tile
-
-
-class Source(Protocol):
-    """Where a plan's bytes come from: positional reads of the rows of its key table."""
-
-    table: KeyTable
-
-    def read_into(self, row: int, lo: int, hi: int, out: np.ndarray) -> None: ...
 
 
 @define(eq=False)

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from attrs import define, field
 
-from quantrules.diagnostics import Diagnostic, define as define_code
+from quantrules.checkpoint.source import Source
+from quantrules.diagnostics import Diagnostic
+from quantrules.diagnostics import define as define_code
 from quantrules.ops.base import Need
 from quantrules.plan.model import Plan, Units
-from quantrules.run.evaluate import Source
 from quantrules.types import DTYPE_BITS
 
 SCALE = define_code("QR601", "A scale is not finite, negative, or a divisor of zero")

@@ -13,8 +13,8 @@ from quantrules.lang.ast import Lit, Pattern, Pipeline, Rule, SourcePattern
 from quantrules.names import families
 from quantrules.ops.base import Op, Refused, Step
 from quantrules.plan.model import Plan, Recipe, Units
-from quantrules.types import (Axis, Element, Format, Grid, GridDim, Part, Spelling, dense as dense_type, make_type,
-                              rows_of)  # fmt: skip
+from quantrules.types import Axis, Element, Format, Grid, GridDim, Part, Spelling, Type, make_type, rows_of
+from quantrules.types import dense as dense_type
 
 SPELLED = Spelling("weight", (Part("codes", ".weight", (), None),), dense=".weight")
 DENSE = Format("dense", None, (), "codes", (SPELLED,))
@@ -29,6 +29,10 @@ def dense(*shape, dtype="u8"):
 
 def blocks(*shape):
     return make_type(BLOCKS, BLOCKS.spellings[0], shape)
+
+
+def same(type: Type, *shape) -> Type:
+    return make_type(type.format, type.spelling, shape, {p.role: p.dtype for p in type.parts})
 
 
 def matrix(value, role="codes"):
@@ -135,7 +139,8 @@ class Stack(Op):
 
     def rows(self, step, item, lo, hi):
         n = step.takes.items[0].shape[0]
-        return tuple((max(lo - e * n, 0), min(hi - e * n, n)) if lo < (e + 1) * n and hi > e * n else None for e in range(len(step.takes.items)))
+        ranges = [(max(lo - e * n, 0), min(hi - e * n, n)) for e in range(len(step.takes.items))]
+        return tuple((a, b) if a < b else None for a, b in ranges)
 
     def reference(self, step, x, state, out):
         for role in out[0].parts:
@@ -205,10 +210,9 @@ def recipe(took: Grid, *ops: str, checks=()) -> Recipe:
     for name in ops:
         first = types.items[0]
         if name == "cat":
-            made = Grid.one(type(first)(first.format, first.spelling, (sum(t.shape[0] for t in types.items), *first.shape[1:]), ()))
-            made = made.map(lambda t: make_type(t.format, t.spelling, t.shape, {"codes": "u8"}))
+            made = Grid.one(same(first, sum(t.shape[0] for t in types.items), *first.shape[1:]))
         elif name == "stack":
-            made = Grid.one(make_type(first.format, first.spelling, (len(types.items), *first.shape), {"codes": "u8"}))
+            made = Grid.one(same(first, len(types.items), *first.shape))
         elif name == "unstack":
             made = Grid((Axis("E", tuple(range(first.shape[0]))),), (dense(*first.shape[1:]),) * first.shape[0])
         elif name == "decode":
@@ -228,8 +232,8 @@ class Job:
 
     recipe: Recipe
     n: int = 1
-    source: str = "s{u}.{i}"
-    target: str = "t{u}.{i}"
+    source: str = "s.{u}.{i}"
+    target: str = "t.{u}.{i}"
 
 
 def members(*types) -> Grid:
@@ -239,15 +243,21 @@ def members(*types) -> Grid:
 def plan_of(source, *jobs: Job) -> Plan:
     """The plan that binding would make of the jobs."""
     rows = {name: i for i, name in enumerate(source.table.names())}
-    groups = []
-    for job in jobs:
-        took, made = job.recipe.took.items, job.recipe.made.items
-        keys = [[job.source.format(u=u, i=i) + took[i].spelling.part(role).suffix for i, role in job.recipe.slots] for u in range(job.n)]
-        names = lambda template, i: families([template.format(u=u, i=i) for u in range(job.n)])[0][0]
-        rule = Rule((SourcePattern(Pattern((Lit(job.source),))),), Pipeline(()))
-        groups.append(Units(rule, job.recipe, np.array([[rows[k] for k in unit] for unit in keys], np.int32),
-                            tuple(names(job.target, i) for i in range(len(made))), tuple(names(job.source, i) for i in range(len(took)))))  # fmt: skip
-    return Plan(source.table, tuple(groups), {"config.json": {"model": "toy"}}, metadata={"format": "pt"}, rules=("toy.rules",))
+    return Plan(source.table, tuple(_units(job, rows) for job in jobs), {"config.json": {"model": "toy"}}, rules=("toy.rules",))
+
+
+def _units(job: Job, rows: dict[str, int]) -> Units:
+    took = job.recipe.took.items
+
+    def names(template: str, i: int):
+        ((found, _),) = families([template.format(u=u, i=i) for u in range(job.n)])
+        return found
+
+    keys = [(job.source + took[i].spelling.part(role).suffix, i) for i, role in job.recipe.slots]
+    sources = [[rows[key.format(u=u, i=i)] for key, i in keys] for u in range(job.n)]
+    rule = Rule((SourcePattern(Pattern((Lit(job.source),))),), Pipeline(()))
+    targets = tuple(names(job.target, i) for i in range(len(job.recipe.made.items)))
+    return Units(rule, job.recipe, np.array(sources, np.int32), targets, tuple(names(job.source, i) for i in range(len(took))))
 
 
 def source_of(*jobs: Job, seed: int = 0, largest: int = 200, config=None) -> StateDictSource:

@@ -1,0 +1,5 @@
+"""python -m quantrules"""
+
+from quantrules.cli import main
+
+main()

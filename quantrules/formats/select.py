@@ -1,0 +1,258 @@
+"""Which modules an entry of a config's list names: a name, a glob, or `re:` and a regular expression, per family.
+
+Regular expressions come from strangers, so Python's engine never runs them: it only parses, and sets of positions are
+carried through the tree, which takes polynomial time. A whole-number segment of a template is tried as HOLE first; only
+where the answer depends on the number are the numbers of that segment filled in, one at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from re import _constants as _c
+from re import _parser
+
+import numpy as np
+from attrs import field, frozen
+
+from quantrules.names import HOLE, Names, split_name
+
+_CLASSES = (_c.LITERAL, _c.NOT_LITERAL, _c.ANY, _c.IN)
+LONGEST = 600  # characters of an expression, and of a name that one is tried on
+
+
+class NotUnderstood(Exception):
+    """An expression outside the subset: groups, alternatives, classes, repeats, look-around; no references."""
+
+
+class _Depends(Exception):
+    """The answer depends on the number that stands at this HOLE."""
+
+
+@frozen
+class Regex:
+    """A parsed expression. `ends(text, {0})` is where its matches from the start end; `matches` asks as re.match does."""
+
+    items: Sequence
+    whole: bool
+
+    @staticmethod
+    def parse(text: str, whole: bool = False) -> Regex:
+        try:
+            tree = _parser.parse(text) if len(text) <= LONGEST else None
+        except (re.error, RecursionError, OverflowError):
+            tree = None
+        if tree is None or tree.state.flags & ~re.UNICODE or _depth(tree) > 2:
+            raise NotUnderstood(text)
+        return Regex(tree, whole)
+
+    def matches(self, text: str) -> bool:
+        if len(text) > LONGEST:
+            return False
+        found = ends(self.items, text, {0})
+        return len(text) in found if self.whole else bool(found)
+
+
+def _depth(items) -> int:
+    """How deep unbounded repeats nest. Raises NotUnderstood for what `ends` does not know."""
+    deepest = 0
+    for op, argument in items:
+        if op in (_c.MAX_REPEAT, _c.MIN_REPEAT):
+            low, high, body = argument
+            if max(low, 0 if high is _c.MAXREPEAT else high) > 64:
+                raise NotUnderstood("a repeat")
+            deepest = max(deepest, _depth(body) + 1)
+        elif op is _c.SUBPATTERN:
+            if argument[1] or argument[2]:
+                raise NotUnderstood("flags")
+            deepest = max(deepest, _depth(argument[3]))
+        elif op is _c.BRANCH:
+            deepest = max([deepest, *map(_depth, argument[1])])
+        elif op in (_c.ASSERT, _c.ASSERT_NOT):
+            if argument[0] < 0:
+                raise NotUnderstood("look-behind")
+            deepest = max(deepest, _depth(argument[1]))
+        elif op not in (*_CLASSES, _c.AT):
+            raise NotUnderstood(str(op))
+    return deepest
+
+
+def ends(items, text: str, starts: set[int], many: bool = False) -> set[int]:
+    """Where matches of a sequence that begin at one of `starts` end. many: within a repeat without a bound."""
+    for op, argument in items:
+        if op is _c.BRANCH:
+            starts = set().union(*(ends(b, text, starts, many) for b in argument[1]))
+        elif op is _c.SUBPATTERN:
+            starts = ends(argument[3], text, starts, many)
+        elif op in (_c.MAX_REPEAT, _c.MIN_REPEAT):
+            starts = _repeat(*argument, text, starts)
+        elif op is _c.AT:
+            if argument not in (_c.AT_BEGINNING, _c.AT_BEGINNING_STRING, _c.AT_END, _c.AT_END_STRING):
+                raise NotUnderstood(str(argument))
+            starts = starts & {0 if argument in (_c.AT_BEGINNING, _c.AT_BEGINNING_STRING) else len(text)}
+        elif op in (_c.ASSERT, _c.ASSERT_NOT):
+            starts = {s for s in starts if bool(ends(argument[1], text, {s}, many)) == (op is _c.ASSERT)}
+        else:
+            starts = {s + 1 for s in starts if s < len(text) and _reads(op, argument, text[s], many)}
+    return starts
+
+
+def _repeat(low: int, high, body, text: str, starts: set[int]) -> set[int]:
+    unbounded = high is _c.MAXREPEAT
+    if unbounded and low <= 1 and len(body) == 1 and body[0][0] in _CLASSES:  # `.*` and `\d+`, in one pass
+        made, inside = set(starts) if low == 0 else set(), False
+        for at in range(min(starts, default=len(text)), len(text)):
+            inside = (inside or at in starts) and _reads(*body[0], text[at], True)
+            if inside:
+                made.add(at + 1)
+        return made
+    made, seen, count = set(starts) if low == 0 else set(), set(starts), 0
+    while starts and (unbounded or count < high):
+        starts, count = ends(body, text, starts, unbounded and low <= 1), count + 1
+        if count >= low:
+            made |= starts
+            if unbounded:  # what was reached once need not be gone on from again
+                starts, seen = starts - seen, seen | starts
+    return made
+
+
+def _reads(op, argument, character: str, many: bool) -> bool:
+    """Whether a class reads a character. HOLE stands for some digits: a class must read them all, or the answer depends."""
+    if character != HOLE:
+        return _in(op, argument, character)
+    digits = {_in(op, argument, d) for d in "0123456789"}
+    if len(digits) > 1 or digits == {True} and not many:
+        raise _Depends
+    return digits == {True}
+
+
+def _in(op, argument, c: str) -> bool:
+    if op is _c.ANY:
+        return c != "\n"
+    if op is _c.LITERAL:
+        return ord(c) == argument
+    if op is _c.NOT_LITERAL:
+        return ord(c) != argument
+    found, negate = False, False
+    for kind, value in argument:
+        if kind is _c.NEGATE:
+            negate = True
+        elif kind is _c.RANGE:
+            found |= value[0] <= ord(c) <= value[1]
+        elif kind is _c.LITERAL:
+            found |= ord(c) == value
+        elif kind is _c.CATEGORY:
+            digit, word, space = c.isdecimal(), c.isalnum() or c == "_", c.isspace()
+            known = {_c.CATEGORY_DIGIT: digit, _c.CATEGORY_NOT_DIGIT: not digit, _c.CATEGORY_WORD: word, _c.CATEGORY_NOT_WORD: not word,
+                     _c.CATEGORY_SPACE: space, _c.CATEGORY_NOT_SPACE: not space}  # fmt: skip
+            found |= known[value]
+    return found != negate
+
+
+def glob(text: str) -> Regex:
+    """A glob as fnmatch has it, but `layers.1*` does not read on in layer 12."""
+    pieces = re.split(r"(\*|\?|\[[^\]]*\])", text)
+    made = ""
+    for piece in pieces:
+        if piece == "*":
+            made += r"(?!\d).*" if made[-1:].isdigit() else ".*"
+        else:
+            made += "." if piece == "?" else piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece)
+    return Regex.parse(made, whole=True)
+
+
+def _mask(regex: Regex, template: str, digits: np.ndarray) -> np.ndarray:
+    """Which names of a family an expression matches."""
+    try:
+        return np.full(len(digits), regex.matches(template), bool)
+    except _Depends:
+        pass
+    mask = np.zeros(len(digits), bool)
+    for value in np.unique(digits[:, 0]):
+        mine = digits[:, 0] == value
+        mask[mine] = _mask(regex, template.replace(HOLE, str(value), 1), digits[mine, 1:])
+    return mask
+
+
+@frozen(eq=False)
+class Selection:
+    """What a list of entries selects: masks in the order of `families`, entries that select nothing, entries not understood."""
+
+    masks: tuple[np.ndarray, ...]
+    literal: tuple[np.ndarray, ...]  # those that a name selects, not a pattern
+    missed: tuple[str, ...] = field(default=())
+    obscure: tuple[str, ...] = field(default=())
+
+
+def select(entries: Iterable[str], families: Sequence[Names], style: str) -> Selection:
+    """Match the entries of a list against modules.
+
+    A name selects the module and all below it; where the style is `globs`, a name may also be a run of whole segments
+    within the path (`gate` is not `gate_proj`). `re:` is matched from the start of the path, as re.match does.
+    """
+    masks, literal = ([np.zeros(len(n), bool) for n in families] for _ in range(2))
+    names: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    missed, obscure = [], []
+    for entry in dict.fromkeys(entries):
+        try:
+            if entry.startswith("re:"):
+                regex = Regex.parse(entry[3:])
+            elif any(c in entry for c in "*?["):
+                regex = glob(entry)
+            else:
+                template, digits = split_name(entry.strip("."))
+                names.setdefault(template, []).append((entry, digits))
+                continue
+            found = [_mask(regex, n.template, n.digits) for n in families]
+        except NotUnderstood:
+            obscure.append(entry)
+            continue
+        for mask, more in zip(masks, found):
+            mask |= more
+        if not any(m.any() for m in found):
+            missed.append(entry)
+    for template, listed in names.items():
+        hit = np.zeros(len(listed), bool)
+        wanted = np.array([d for _, d in listed], np.int64).reshape(len(listed), -1)
+        for n, mask, named in zip(families, masks, literal):
+            skip = _holes_before(template, n.template, style == "globs")
+            if skip is not None:
+                mine = n.digits[:, skip : skip + wanted.shape[1]]
+                rows, which = _common(mine, wanted)
+                mask |= rows
+                named |= rows
+                hit |= which
+        missed += [entry for (entry, _), h in zip(listed, hit) if not h]
+    return Selection(tuple(masks), tuple(literal), tuple(missed), tuple(obscure))
+
+
+def _holes_before(entry: str, template: str, anywhere: bool) -> int | None:
+    """Where an entry's template is a whole run of segments: the number of holes before it; None where it is not."""
+    at = f".{template}.".find(f".{entry}.")
+    if at < 0 or at > 0 and not anywhere:
+        return None
+    return template[:at].count(HOLE)
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(which rows of a are in b, which rows of b are in a)."""
+    if not a.shape[1]:
+        return np.full(len(a), len(b) > 0), np.full(len(b), len(a) > 0)
+    code = codes_of(np.concatenate([a, b]))
+    return np.isin(code[: len(a)], code[len(a) :]), np.isin(code[len(a) :], code[: len(a)])
+
+
+def codes_of(digits: np.ndarray) -> np.ndarray:
+    """One integer for each row of numbers, equal where the rows are."""
+    if digits.shape[1] <= 1:
+        return digits[:, 0] if digits.shape[1] else np.zeros(len(digits), np.int64)
+    spans = [int(c.max()) + 1 if len(c) else 1 for c in digits.T]
+    size = 1
+    for s in spans:
+        size *= s
+    if size < 2**62:
+        code = np.zeros(len(digits), np.int64)
+        for column, s in zip(digits.T, spans):
+            code = code * s + column
+        return code
+    return np.unique(digits, axis=0, return_inverse=True)[1].reshape(-1)  # numpy 2.0 gives it another shape

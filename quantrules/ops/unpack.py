@@ -1,0 +1,41 @@
+"""unpack: bind a module's parts to its format."""
+
+from __future__ import annotations
+
+from quantrules.diagnostics import define
+from quantrules.ops.base import Op, Param, Refused, register
+from quantrules.ops.blocks import copy
+from quantrules.ops.lift import check_parts
+
+OTHER_FORMAT = define("QR200", "A module has another format than the rule asks for")
+
+
+@register
+class Unpack(Op):
+    name = "unpack"
+    summary = "a module's tensors as one value of its format"
+    help = """Takes a module and checks that every part has the dtype and the shape that the format gives it. `unpack(nvfp4)` requires
+that format; plain `unpack` takes any, dense too, so that one rule serves a module that was never quantised.
+Refused: another format, a part missing, a scale of the wrong dtype, or on a grid that is not the format's blocks."""
+    params = (Param("format", "format", None, "the format that it must have"),)
+    matches = "paths"
+    example = "*.down_proj → unpack(nvfp4) | dequant"
+
+    def infer(self, x, args, context):
+        wanted = args.get("format")
+        for t in x.items:
+            if wanted is not None and t.format.name != wanted:
+                raise Refused(OTHER_FORMAT, f"{t} is {t.format.name}, not {wanted}", "plain `unpack` takes any format", argument="format")
+            check_parts(t)
+        return x
+
+    def identity(self, step):
+        return True
+
+    def reference(self, step, x, state, out):
+        for source, target in zip(x, out, strict=True):
+            if target is not None:
+                copy(source, target)
+
+    def inverse(self, step):
+        return ()
