@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -21,6 +21,9 @@ from quantrules.plan.config import derive
 from quantrules.plan.model import Plan
 from quantrules.lang.mistakes import nearest
 from quantrules.plan.scope import flatten
+
+if TYPE_CHECKING:
+    from quantrules.run.local import Result
 
 NO_RULES = define("QR090", "No rule file has this name")
 
@@ -100,12 +103,12 @@ def load(name: str | Path) -> Rules:
     return Rules(file, path.name, path.read_text(encoding="utf-8"))
 
 
-def apply(plan: Plan, out: str | Path, **options: Any) -> None:
+def apply(plan: Plan, out: str | Path, **options: Any) -> Result:
     """Run a plan into a new checkpoint directory; options as `run.local.execute` has them (memory, jobs, shard_size, …)."""
     from quantrules.run.local import execute
 
     plan.raise_for_errors()
-    execute(plan, plan.source, Path(out), **options)
+    return execute(plan, plan.source, Path(out), **options)
 
 
 def stream(plan: Plan, device: str = "cpu") -> Iterator[tuple[str, Any]]:

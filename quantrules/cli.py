@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 OK, FINDINGS = 0, 1
 SCHEMA = 1  # of the JSON of `check`; `plan` and `inspect` carry their own
+NOTABLE = 32 << 20  # bytes of memory of a unit that `plan` speaks of
 
 
 class _Commands(TyperGroup):
@@ -42,6 +43,8 @@ def _failures() -> Iterator[None]:
     except QuantrulesError as error:
         _show(error.diagnostics)
         raise typer.Exit(FINDINGS) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer goes nowhere
         raise typer.Exit(141) from None
@@ -188,7 +191,8 @@ def check(
         _print_json({"schema": SCHEMA, "rules": rules, "source": src, **{s + "s": n for s, n in counts.items()}, "diagnostics": [d.to_json() for d in found]})
     else:
         _show(found, verbose)
-        print(f"{rules}{f' on {src}' if src else ''}: " + (_counted(found) if counts["error"] or counts["warning"] else "no errors"))
+        if not counts["error"]:
+            print(f"{rules}{f' on {src}' if src else ''}: no errors")
     raise typer.Exit(FINDINGS if counts["error"] else OK)
 
 
@@ -248,21 +252,24 @@ def plan(
 
 
 def _recipes(plan, steps: bool) -> Iterator[str]:
-    """How each recipe runs; without `steps` only those that do not run in tiles."""
+    """How recipes run; without `steps` only those that need much memory, because they do not run in tiles."""
     from quantrules.lower import describe, lower, tiled
     from quantrules.plan.view import size
 
+    found: dict[tuple[str, ...], int] = {}
     for units in plan.units:
-        if not units.recipe.made.items:
-            continue
-        program = lower(units.recipe, backend="cpu")
-        line = units.rule.span.text.position(units.rule.span.start)[0]
+        place = f"line {units.rule.span.text.position(units.rule.span.start)[0]}"
         if steps:
-            types = ", ".join(dict.fromkeys(map(str, units.recipe.took.items)))
-            yield f"\nline {line}: {' '.join(units.rule.span.source.split())}\n  {_many(len(units), 'unit')} of {types}"
-            yield from ("  " + text for text in describe(program).splitlines())
-        elif not tiled(program):
-            yield f"line {line} cannot run in tiles: {_many(len(units), 'unit')} of {size(program.whole_bytes)} of memory each, such as {units.target_keys(0)[0][0]}"
+            types = [", ".join(dict.fromkeys(map(str, grid.items))) for grid in (units.recipe.took, units.recipe.made)]
+            key = (f"\n{place}: {' '.join(units.rule.span.source.split())}", f"of {types[0]} → {types[1] or 'nothing'}", describe(lower(units.recipe)))
+            found[key] = found.get(key, 0) + len(units)
+        elif units.recipe.made.items and not tiled(lower(units.recipe, "reference")) and (program := lower(units.recipe)).whole_bytes >= NOTABLE:
+            yield f"{place} cannot run in tiles: {_many(len(units), 'unit')}, {size(program.whole_bytes)} of memory each, such as {units.target_keys(0)[0][0]}"
+    last = ""
+    for (head, what, how), n in found.items():
+        yield from () if head == last else (head,)
+        yield from (f"  {_many(n, 'unit')} {what}", *("    " + text for text in how.splitlines()))
+        last = head
 
 
 @app.command(short_help="Show which rule reads or writes a key, and why not others.")
@@ -359,15 +366,19 @@ def help_(word: Annotated[str | None, typer.Argument(metavar="WORD", help="quant
 
     Show the page of an op, a format, a rule file or the code of a diagnostic.
     """
-    if word is None or word in COMMANDS:
-        command = typer.main.get_command(app)
-        return _help_of(command, word)
+    from typer.main import get_command
+
+    command = get_command(app)
+    context = typer.Context(command, info_name="quantrules", **command.context_settings)
+    if word in command.commands:
+        command = command.commands[word]
+        context = typer.Context(command, parent=context, info_name=word)
+    if word is None or word == command.name:
+        print(command.get_help(context))
+        return
     from quantrules.tools import pages
 
     print(pages.page(word))
-
-
-COMMANDS = tuple(c.name or c.callback.__name__ for c in app.registered_commands)
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers

@@ -121,9 +121,6 @@ class Descriptors:
                 entry = self._open[number] = [self._opener(number), 0]
             self._open.move_to_end(number)
             entry[1] += 1
-            if len(self._open) > self._cap:
-                for idle in [n for n, e in self._open.items() if not e[1]][: len(self._open) - self._cap]:
-                    os.close(self._open.pop(idle)[0])
         try:
             yield entry[0]
         finally:
@@ -131,6 +128,9 @@ class Descriptors:
                 entry[1] -= 1
                 if not entry[1] and self._open.get(number) is not entry:
                     os.close(entry[0])
+                if len(self._open) > self._cap:
+                    for idle in [n for n, e in self._open.items() if not e[1]][: len(self._open) - self._cap]:
+                        os.close(self._open.pop(idle)[0])
 
     def close(self, number: int | None = None) -> None:
         """Close one file, or all; one that a thread is using is closed when that thread is through."""

@@ -36,6 +36,7 @@ PLACES = (
     ("quantize_config.json", ()),
 )
 ROOT = "config.json"
+MANY = 20  # kinds of names that are spoken of one by one
 
 
 @frozen
@@ -232,16 +233,16 @@ class _Checker:
                                                 severity="warning", count=len(selection.obscure)))  # fmt: skip
             folded: dict[str, list[str]] = {}
             for entry in (e for e in selection.missed if e not in self.section.dialect.tied):
-                folded.setdefault(split_name(entry)[0], []).append(entry)
+                template = split_name(entry)[0]
+                folded.setdefault(template if template in folded or len(folded) < MANY else "", []).append(entry)
             for template, entries in folded.items():
                 near = self.nearest(template)
-                what = repr(entries[0]) if len(entries) == 1 else f"{len(entries)} names, for example {entries[0]!r}, which"
-                self.findings.append(Diagnostic(
-                    QR_NO_MATCH, f"{self.section} {verb} {what} {'match' if len(entries) > 1 else 'which matches'} no module", severity="warning" if near else "note",
-                    help=f"did you mean {near!r}?" if near else "", count=len(entries)))  # fmt: skip
+                what = f"{entries[0]!r}, which matches" if len(entries) == 1 else f"{len(entries)} names, for example {entries[0]!r}, which match"
+                self.findings.append(Diagnostic(QR_NO_MATCH, f"{self.section} {verb} {what} no module", severity="warning" if near else "note",
+                                                help=f"did you mean {near!r}?" if near else "", count=len(entries)))  # fmt: skip
 
     def nearest(self, template: str) -> str:
-        if any(c in template for c in "*?[") or template.startswith("re:"):
+        if not template or any(c in template for c in "*?[") or template.startswith("re:"):
             return ""
         weights = {m.names.template: m for m in self.modules if len(self.types[m.types[0]].shape) >= 2}
         same = [t for t in weights if _last(t) == _last(template) != HOLE]

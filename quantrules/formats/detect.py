@@ -95,24 +95,21 @@ def fit(format: Format, spelling: Spelling, found: Mapping[str, tuple[str, tuple
     if codes.dtypes and dtype not in codes.dtypes:
         return None
     logical = logical_shape(codes, dtype, shape)
-    lacking = [p.suffix for p in spelling.parts if not p.optional and p.suffix not in found]
     if logical is None:
-        return Misfit(0, QR_GRID, f"{dtype}{list(shape)} is no shape for codes")
-    if lacking:
-        there = [s for s in found if spelling.parts[0].suffix != s and any(p.suffix == s for p in spelling.parts)]
-        beside = f" with {', '.join(there)}" if there else ""
-        return Misfit(1 + len(there), QR_MISSING, f"{codes.suffix} is {_type(dtype, shape)}{beside} but without {', '.join(lacking)}")
-    parts = [PartType(codes.role, dtype, shape)]
-    for part in spelling.parts[1:]:
-        if part.suffix not in found:
-            continue
+        return Misfit(0, QR_GRID, f"{_type(dtype, shape)} is no shape for codes")
+    parts, bad = [PartType(codes.role, dtype, shape)], None
+    for part in (p for p in spelling.parts[1:] if p.suffix in found):
         has, size = found[part.suffix]
         want = part_type(format, part, logical)
         if has not in part.dtypes or size not in _sizes(part, want.shape, logical):
             same = f"{list(size)}" if has in part.dtypes else _type(has, size)
-            return Misfit(9 + (has in part.dtypes), QR_GRID, f"{part.suffix}: expected {_type('|'.join(part.dtypes), want.shape)}, found {same}")
+            bad = bad or Misfit(2 + 2 * (has in part.dtypes), QR_GRID, f"{part.suffix}: expected {_type('|'.join(part.dtypes), want.shape)}, found {same}")
         parts.append(PartType(part.role, has, size))
-    return Type(format, spelling, logical, tuple(parts))
+    lacking = [p.suffix for p in spelling.parts if not p.optional and p.suffix not in found]
+    if lacking:
+        there = ", ".join(p.suffix for p in spelling.parts[1:] if p.suffix in found)
+        return Misfit(1 if bad else 3, QR_MISSING, f"{codes.suffix} is {_type(dtype, shape)} with {there} but without {', '.join(lacking)}")
+    return bad or Type(format, spelling, logical, tuple(parts))
 
 
 def logical_shape(codes: Part, dtype: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:

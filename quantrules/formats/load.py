@@ -12,7 +12,7 @@ from quantrules.types import DTYPE_BITS, Element, Format, GridDim, Part, Spellin
 
 QR_FORMAT = define("QR401", "A format or dialect block that means nothing")
 
-STYLES = ("names", "globs", "regex")
+STYLES = ("names", "parts", "globs", "regex")
 JOINS = ("follow", "equal", "collect", "max")
 
 

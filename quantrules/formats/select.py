@@ -13,12 +13,13 @@ from re import _constants as _c
 from re import _parser
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from quantrules.names import HOLE, Names, split_name
 
 _CLASSES = (_c.LITERAL, _c.NOT_LITERAL, _c.ANY, _c.IN)
 LONGEST = 600  # characters of an expression, and of a name that one is tried on
+MOST = 1000  # patterns of one list; names are not counted
 
 
 class NotUnderstood(Exception):
@@ -35,6 +36,7 @@ class Regex:
 
     items: Sequence
     whole: bool
+    needs: str = ""  # text that every match holds: most families are ruled out by it
 
     @staticmethod
     def parse(text: str, whole: bool = False) -> Regex:
@@ -47,7 +49,7 @@ class Regex:
         return Regex(tree, whole)
 
     def matches(self, text: str) -> bool:
-        if len(text) > LONGEST:
+        if len(text) > LONGEST or self.needs not in text:
             return False
         found = ends(self.items, text, {0})
         return len(text) in found if self.whole else bool(found)
@@ -158,7 +160,8 @@ def glob(text: str) -> Regex:
             made += r"(?!\d).*" if made[-1:].isdigit() else ".*"
         else:
             made += "." if piece == "?" else piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece)
-    return Regex.parse(made, whole=True)
+    needs = max((p for p in pieces[::2] if not any(c.isdigit() for c in p)), key=len, default="")
+    return evolve(Regex.parse(made, whole=True), needs=needs)
 
 
 def _mask(regex: Regex, template: str, digits: np.ndarray) -> np.ndarray:
@@ -187,22 +190,23 @@ class Selection:
 def select(entries: Iterable[str], families: Sequence[Names], style: str) -> Selection:
     """Match the entries of a list against modules.
 
-    A name selects the module and all below it; where the style is `globs`, a name may also be a run of whole segments
+    A name selects the module and all below it; in the styles `globs` and `parts` it may also be a run of whole segments
     within the path (`gate` is not `gate_proj`). `re:` is matched from the start of the path, as re.match does.
     """
     masks, literal = ([np.zeros(len(n), bool) for n in families] for _ in range(2))
-    names: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    missed, obscure = [], []
+    names: dict[tuple[str, bool], list[tuple[str, tuple[int, ...]]]] = {}
+    missed, obscure, patterns = [], [], 0
     for entry in dict.fromkeys(entries):
+        start = entry.removesuffix("*")
+        if not entry.startswith("re:") and not any(c in start for c in "*?["):
+            template, digits = split_name(start)
+            names.setdefault((template, start != entry), []).append((entry, digits))
+            continue
+        patterns += 1
         try:
-            if entry.startswith("re:"):
-                regex = Regex.parse(entry[3:])
-            elif any(c in entry for c in "*?["):
-                regex = glob(entry)
-            else:
-                template, digits = split_name(entry.strip("."))
-                names.setdefault(template, []).append((entry, digits))
-                continue
+            if patterns > MOST:
+                raise NotUnderstood("too many")
+            regex = Regex.parse(entry[3:]) if entry.startswith("re:") else glob(entry)
             found = [_mask(regex, n.template, n.digits) for n in families]
         except NotUnderstood:
             obscure.append(entry)
@@ -211,27 +215,29 @@ def select(entries: Iterable[str], families: Sequence[Names], style: str) -> Sel
             mask |= more
         if not any(m.any() for m in found):
             missed.append(entry)
-    for template, listed in names.items():
+    for (template, is_start), listed in names.items():
         hit = np.zeros(len(listed), bool)
         wanted = np.array([d for _, d in listed], np.int64).reshape(len(listed), -1)
         for n, mask, named in zip(families, masks, literal):
-            skip = _holes_before(template, n.template, style == "globs")
+            skip = _start(template, n.template) if is_start else _run(template, n.template, style in ("globs", "parts"))
             if skip is not None:
-                mine = n.digits[:, skip : skip + wanted.shape[1]]
-                rows, which = _common(mine, wanted)
+                rows, which = _common(n.digits[:, skip : skip + wanted.shape[1]], wanted)
                 mask |= rows
-                named |= rows
+                named |= rows & (not is_start)
                 hit |= which
         missed += [entry for (entry, _), h in zip(listed, hit) if not h]
     return Selection(tuple(masks), tuple(literal), tuple(missed), tuple(obscure))
 
 
-def _holes_before(entry: str, template: str, anywhere: bool) -> int | None:
-    """Where an entry's template is a whole run of segments: the number of holes before it; None where it is not."""
+def _run(entry: str, template: str, anywhere: bool) -> int | None:
+    """Where an entry's template is a run of whole segments: the number of holes before it; None where it is not."""
     at = f".{template}.".find(f".{entry}.")
-    if at < 0 or at > 0 and not anywhere:
-        return None
-    return template[:at].count(HOLE)
+    return None if at < 0 or at > 0 and not anywhere else template[:at].count(HOLE)
+
+
+def _start(entry: str, template: str) -> int | None:
+    """0 where a template begins with an entry's, and not in the middle of a number."""
+    return 0 if template.startswith(entry) and not template[len(entry) : len(entry) + 1].isdigit() else None
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ def value_of(node: ast.Expression, scope: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return scope.get(node.name)
     if isinstance(node, ast.ListOf):
-        return [v for v in (value_of(i, scope) for i in node.items) if v is not OMIT]
+        return [value_of(i, scope) for i in node.items]
     if isinstance(node, ast.DictOf):
         made = {key: value_of(v, scope) for key, v in node.items}
         return {k: v for k, v in made.items() if v is not OMIT}

@@ -33,7 +33,7 @@ LIMIT = 2**63
 
 @frozen
 class Env:
-    """What names mean. `words` stand for themselves (dtypes, formats); `functions` are those only the caller knows, such as `exists`."""
+    """What names mean. `words` (dtypes, formats) stand for themselves; `functions` are the caller's, such as `exists`."""
 
     names: Mapping[str, Any] = {}
     config: Mapping[str, Any] = {}
@@ -117,11 +117,14 @@ def _refuse(code: str, message: str, span: Span | None, help: str, label: str = 
     raise error(Diagnostic(code, message, span, label, help=help))
 
 
+_KINDS = ((bool, "true or false"), (int, "an integer"), (float, "a number"), (str, "a text"), (list | tuple, "a list"),
+          (Mapping, "an object"))  # fmt: skip
+
+
 def _kind(value: Any) -> str:
-    for kind, word in ((bool, "true or false"), (int, "an integer"), (float, "a number"), (str, "a text"), (list | tuple, "a list"), (Mapping, "an object")):
-        if isinstance(value, kind):
-            return word
-    return "null" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "null"
+    return next((word for kind, word in _KINDS if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
 def _shown(value: Any) -> str:
@@ -133,7 +136,8 @@ def _shown(value: Any) -> str:
 def _number(expr: ast.Expression, env: Env) -> Any:
     value = evaluate(expr, env)
     if isinstance(value, bool | str | list | tuple | Mapping) or value is None:
-        _refuse(QR_KIND, f"{_shown(value)} is {_kind(value)}, not a number", expr.span, "arithmetic takes numbers only", "expected a number")
+        _refuse(QR_KIND, f"{_shown(value)} is {_kind(value)}, not a number", expr.span, "arithmetic takes numbers only",
+                "expected a number")
     return value
 
 
@@ -147,7 +151,9 @@ def _integer(expr: ast.Expression, env: Env) -> int:
 def _truth(expr: ast.Expression, env: Env) -> bool:
     value = evaluate(expr, env)
     if not isinstance(value, bool):
-        _refuse(QR_KIND, f"{_shown(value)} is {_kind(value)}, not true or false", expr.span, "compare it: `… == …`; `default(config.x, false)` stands for a key that may be absent", "expected a condition")
+        _refuse(QR_KIND, f"{_shown(value)} is {_kind(value)}, not true or false", expr.span,
+                "compare it: `… == …`; `default(config.x, false)` stands for a key that may be absent",
+                "expected a condition")
     return value
 
 
@@ -171,7 +177,8 @@ def _divide(a: Any, b: Any, span: Span | None) -> Any:
         return a / b
     if not isinstance(b, int) or not types.divisible(a, b):
         rest = f", rest {a % b}" if isinstance(a, int) and isinstance(b, int) else ""
-        _refuse(QR_DIVIDE, f"{a} / {b} is not whole{rest}", span, "`/` divides exactly; `ceil(a, b)` rounds up", "must divide exactly")
+        _refuse(QR_DIVIDE, f"{a} / {b} is not whole{rest}", span, "`/` divides exactly; `ceil(a, b)` rounds up",
+                "must divide exactly")
     return types.div(a, b)
 
 
@@ -206,11 +213,13 @@ def _compare(expr: ast.Binary, env: Env) -> bool:
         return _same(left, right) == (expr.op == "==")
     if expr.op in ("in", "not in"):
         if not isinstance(right, list | tuple | Mapping):
-            _refuse(QR_KIND, f"{_shown(right)} is {_kind(right)}, not a list", expr.right.span, "write a list: `[a, b]`", "expected a list")
+            _refuse(QR_KIND, f"{_shown(right)} is {_kind(right)}, not a list", expr.right.span, "write a list: `[a, b]`",
+                    "expected a list")
         return any(_same(left, x) for x in right) == (expr.op == "in")
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (left, right))
     if not numbers and not (isinstance(left, str) and isinstance(right, str)):
-        _refuse(QR_KIND, f"{_shown(left)} and {_shown(right)} have no order", expr.span, f"`{expr.op}` compares two numbers or two texts")
+        _refuse(QR_KIND, f"{_shown(left)} and {_shown(right)} have no order", expr.span,
+                f"`{expr.op}` compares two numbers or two texts")
     return _ORDER[expr.op](left, right)
 
 
@@ -222,7 +231,8 @@ def _config(path: tuple[str, ...], env: Env, span: Span | None) -> Any:
             _refuse(QR_CONFIG, f"{at} is {_kind(value)} and holds no key `{key}`", span, f"write `{at}`", error=_Missing)
         if key not in value:
             full = ".".join(("config", *path[: i + 1]))
-            _refuse(QR_CONFIG, f"the source's config has no {full}", span, nearest(key, map(str, value)) + f" A value for its absence is `default({full}, …)`", error=_Missing)
+            _refuse(QR_CONFIG, f"the source's config has no {full}", span,
+                    nearest(key, map(str, value)) + f" A value for its absence is `default({full}, …)`", error=_Missing)
         value = value[key]
     return value
 
@@ -232,13 +242,16 @@ def _index(expr: ast.Index, env: Env) -> Any:
     if isinstance(value, Mapping):
         key = evaluate(expr.index, env)
         if not isinstance(key, str) or key not in value:
-            _refuse(QR_INDEX, f"there is no key {_shown(key)}", expr.index.span, nearest(str(key), map(str, value)), error=_Missing)
+            _refuse(QR_INDEX, f"there is no key {_shown(key)}", expr.index.span, nearest(str(key), map(str, value)),
+                    error=_Missing)
         return value[key]
     if not isinstance(value, list | tuple):
-        _refuse(QR_KIND, f"{_shown(value)} is {_kind(value)} and has no items", expr.value.span, "only lists and objects have", "expected a list")
+        _refuse(QR_KIND, f"{_shown(value)} is {_kind(value)} and has no items", expr.value.span,
+                "only lists and objects have", "expected a list")
     at = _integer(expr.index, env)
     if not -len(value) <= at < len(value):
-        _refuse(QR_INDEX, f"index {at} is outside a list of {len(value)}", expr.index.span, f"items are 0 to {len(value) - 1}" if value else "the list is empty")
+        _refuse(QR_INDEX, f"index {at} is outside a list of {len(value)}", expr.index.span,
+                f"items are 0 to {len(value) - 1}" if value else "the list is empty")
     return value[at]
 
 
@@ -253,7 +266,8 @@ def _apply(expr: ast.Apply, env: Env) -> Any:
     if function is None:
         _refuse(QR_NAME, f"`{name}` has no value here", expr.span, nearest(name, [*_FUNCTIONS, *env.functions]))
     if not least <= len(args) <= most:
-        _refuse(QR_KIND, f"`{name}` takes {_USAGE[name]}, not {len(args)} argument{'s' * (len(args) != 1)}", expr.span, f"write `{name}({_USAGE[name]})`")
+        _refuse(QR_KIND, f"`{name}` takes {_USAGE[name]}, not {len(args)} argument{'s' * (len(args) != 1)}", expr.span,
+                f"write `{name}({_USAGE[name]})`")
     return _bounded(function(expr, env), expr.span)
 
 
@@ -301,5 +315,6 @@ def _default(expr: ast.Apply, env: Env) -> Any:
     return evaluate(expr.args[1], env) if value is None else value
 
 
-_FUNCTIONS = {"len": (_len, 1, 1), "count": (_count, 2, 2), "min": (_extreme, 1, 99), "max": (_extreme, 1, 99), "ceil": (_ceil, 2, 2), "default": (_default, 2, 2)}
+_FUNCTIONS = {"len": (_len, 1, 1), "count": (_count, 2, 2), "min": (_extreme, 1, 99), "max": (_extreme, 1, 99),
+              "ceil": (_ceil, 2, 2), "default": (_default, 2, 2)}  # fmt: skip
 _USAGE = {"len": "list", "count": "list, x", "min": "a, b", "max": "a, b", "ceil": "a, b", "default": "config.x, y"}

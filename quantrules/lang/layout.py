@@ -134,7 +134,8 @@ class Layout:
                 stack.append((mark, at, row))
                 open_count[mark] += 1
                 if len(stack) == MAX_BRACKETS + 1:
-                    self._error(QR_LIMIT, f"brackets are nested more than {MAX_BRACKETS} deep", at, at + 1, "", "name inner parts with `let` or `def`")
+                    self._error(QR_LIMIT, f"brackets are nested more than {MAX_BRACKETS} deep", at, at + 1, "",
+                                "name inner parts with `let` or `def`")
                 lines[row].bad |= len(stack) > MAX_BRACKETS
             elif not open_count[_PARTNER[mark]]:
                 lines[row].bad = True
@@ -192,7 +193,8 @@ class Layout:
         column, body = levels[-1]
         owner = body[-1] if body and line.column > column else None
         if line.column > column and not owner and not line.bad:
-            self._error(QR_INDENT, "this line is indented, but no statement is above it", line.start, first, "", "start it in column 1")
+            self._error(QR_INDENT, "this line is indented, but no statement is above it", line.start, first, "",
+                        "start it in column 1")
             line.bad = True
         if owner:
             head = self.keyword(owner) in HEADERS
@@ -200,11 +202,12 @@ class Layout:
                 owner.add(line)
                 return owner
             if owner.body:
-                self._error(QR_INDENT, "this line is indented less than the block above and more than its head", line.start, first, "",
-                            "give the statements of a block one column")
+                self._error(QR_INDENT, "this line is indented less than the block above and more than its head",
+                            line.start, first, "", "give the statements of a block one column")
                 line.bad = True
             if len(levels) > MAX_BLOCKS:
-                self._error(QR_LIMIT, f"blocks are nested more than {MAX_BLOCKS} deep", first, line.code_end, "", "write the longer prefix in one `under`")
+                self._error(QR_LIMIT, f"blocks are nested more than {MAX_BLOCKS} deep", first, line.code_end, "",
+                            "write the longer prefix in one `under`")
                 owner.bad = True
                 return owner
             body = owner.body

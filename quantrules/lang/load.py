@@ -47,7 +47,9 @@ def load(rules: str | Path, search: Iterable[str | Path] = (), name: str = "<tex
 
 def _find(rules: str | Path, directories: list[Path]) -> Path:
     path = Path(rules)
-    tried = [path] if isinstance(rules, Path) else [path, *(d / f"{rules}{s}" for d in directories for s in ("", SUFFIX) if ".." not in path.parts and not path.is_absolute())]
+    tried = [path]
+    if isinstance(rules, str) and not path.is_absolute() and ".." not in path.parts:
+        tried += [d / f"{rules}{suffix}" for d in directories for suffix in ("", SUFFIX)]
     for candidate in tried:
         if os.path.exists(candidate) and not os.path.isdir(candidate):
             return candidate
@@ -108,7 +110,7 @@ class _Loader:
     def included(self, file: ast.File, path: Path | None, above: tuple[Path, ...]) -> ast.File:
         return evolve(file, statements=self.statements(file.statements, path, above))
 
-    def statements(self, statements: tuple[ast.Statement, ...], path: Path | None, above: tuple[Path, ...]) -> tuple[ast.Statement, ...]:
+    def statements(self, statements: Iterable[ast.Statement], path: Path | None, above: tuple[Path, ...]) -> tuple:
         made = []
         for statement in statements:
             if isinstance(statement, ast.Under):
@@ -135,13 +137,17 @@ class _Loader:
         target = next((c for c in inside if os.path.lexists(c)), None)
         if target in above or len(above) > MAX_DEPTH:
             chain = " → ".join(p.name for p in (*above, target) if p)
-            self.error(QR_CYCLE, f"files include each other: {chain}" if target in above else f"includes are more than {MAX_DEPTH} deep", include, "remove one of the includes")
+            self.error(QR_CYCLE,
+                       f"files include each other: {chain}" if target in above else f"includes are more than {MAX_DEPTH} deep",
+                       include, "remove one of the includes")
             return None
         if target is None and not inside:
-            self.error(QR_OUTSIDE, f"{include.path!r} lies outside the rule search path", include, "move the file under it, or add its directory to the search path")
+            self.error(QR_OUTSIDE, f"{include.path!r} lies outside the rule search path", include,
+                       "move the file under it, or add its directory to the search path")
         elif target is None:
             folder = Path(include.path).parent
-            self.error(QR_FILE, f"there is no file {include.path!r}", include, nearest(Path(include.path).name, [n for b in bases for n in _names(b / folder)]))
+            self.error(QR_FILE, f"there is no file {include.path!r}", include,
+                       nearest(Path(include.path).name, [n for b in bases for n in _names(b / folder)]))
         return target
 
     def error(self, code: str, message: str, include: ast.Include, help: str) -> None:

@@ -29,7 +29,7 @@ QR_NAME = code("QR015", "A pattern where a name belongs")
 BRACE_STARTS = {"a list": "members", "an alternation": "alternation", "a range": "range"}
 BRACE_KINDS = {",": "a list", "?": "a list", "?=": "a list", "|": "an alternation", "=": "an alternation", "..": "a range"}
 CLAUSES = ("when", "except", "expect", "also")
-_OTHER_WORDS = {"if": "when", "where": "when", "unless": "when not", "expects": "expect", "and": "when … and", "excluding": "except"}
+_OTHER_WORDS = {"if": "when", "where": "when", "unless": "when not", "expects": "expect", "and": "when … and", "but": "except"}
 
 _CLAUSE = (QR_UNKNOWN, "`{at}` is not a clause", "{clause}")
 
@@ -38,63 +38,123 @@ _CLAUSE = (QR_UNKNOWN, "`{at}` is not a clause", "{clause}")
 # A snippet that ends in ¶ speaks for its parser state whatever character stands there.
 HINTS = (
     (QR_OP, "`{word}` is a name, but after the first arrow comes an op", "write `→ keep → {word}`",
-     ["rule a → b.*", "rule a → *.b", "rule a → {x}", "rule a → b{x}", "rule a → b*", 'rule a → "b"', "rule a → 1b", "rule a → .b", "rule a → b-c", "rule a → b/c"]),
-    (QR_OP, "`{word}` is a name, but after `|` comes an op", "names stand after `→`; an op is a word of letters, digits and `_`", ["rule a → b | b.*", "rule a → b | *.b", "rule a → b | {x}", "rule a → b | b{x}", "rule a → b | b*", "rule a → b | b-c"]),
-    (QR_OP, "an op is missing after `|`", "write one, or remove the `|`", ["rule a → b | → c", "rule a → b |", "rule a → b | | c", "definition def a = b |"]),
-    (QR_OP, "ops are joined by `|`", "write `|` here", ["rule a → b, c", "definition def a = b, c"]),
-    (QR_OP, "the definition ends where an op is expected", "write `= keep`, or other ops", ["definition def a =", "definition def a(x) ="]),
-    (QR_OP, "the rule ends where an op is expected", "write `→ keep`, or `→ drop`", ["rule a →"]),
-    (QR_OP, "two arrows with no op between", "write `→ keep →`", ["rule a → → b", "rule a → -> b"]),
-    (QR_ARROW, "`{at}` is not an arrow", "write `→` or `->`", ["rule a => b", "rule a ⇒ b", "rule a —> b", "rule a –> b", "rule a > b", "rule a - b", "rename rename a => b", "under under a => b"]),
-    (QR_ARROW, "no arrow stands before `=`", "a rule is `{before} → OPS`; constants begin with `let`, pipelines with `def`", ["rule a = b", "rule a, b = c"]),
-    (QR_ARROW, "a rule needs an arrow before the op", "write `{before} → {at}`", ["rule a ¶", "rule a, b ¶", "rule a @ b ¶", "rule a | b", "rule {a} ¶"]),
-    (QR_ARROW, "this statement has no arrow", "write `{before} → keep`, or `{before} : TYPE` in a schema", ["rule a", "rule a, b", "rule a @ b"]),
-    (QR_SYNTAX, "a statement begins with a pattern", "to continue the statement above, indent this line", ["rule → a", "rule | a", "rule : a", "rule @ a", "rule , a", "rule = a"]),
-    (QR_SYNTAX, "the rule ends after its arrow", "write the target, or remove the arrow", ["rule a → keep →"]),
-    (QR_SYNTAX, "a type is missing after `:`", "write one, such as `: bf16[N, K]`, or quotes where the `:` belongs to a name", ["rule a : → keep", "rule a :", "rule a → keep :", "rule a : *"]),
-    (QR_SYNTAX, "`when` needs a condition", 'write one, such as `when attention == "bf16"`', ["rule a → keep when", "definition def a = keep when"]),
-    (QR_SYNTAX, "`expect` needs a number of units", "write one, such as `expect 61` or `expect 0 | 30`", ["rule a → keep expect"]),
-    (QR_SYNTAX, "a pattern is missing after `,`", "write one, or remove the `,`", ["rule a, → keep", "rule a → keep → b,", "rule a → keep except a,", "fuse fuse a = b,"]),
-    (QR_SYNTAX, "a list does not end in a comma", "remove the `,`", ["let let a = [1,]", "rule a → cat(1,)", "rule a : b[1,]", "edit config.a = {\"a\": 1,}", "definition def a(x,) = keep"]),
-    (QR_SYNTAX, "a name begins with a letter", "write a letter or `_` before the digit", ["let let 3x = 1", "param param 3x = 1", "definition def 3x = keep", "format format 3x", "dialect dialect 3x"]),
-    (QR_NUMBER, "`{word}` is no number", "write digits only, with one `.` where it is not whole", ["let let a = 1_0", "rule a → keep when a == 1_0", "let let a = 1 + 0x1", "rule a → cat(1_0)", "rule a → keep expect 1_0", "param param a = 1_0"]),
-    (QR_SYNTAX, "a target is a name", "write ops before the second arrow: `→ OPS → TARGET`", ["rule a → keep → b | c", "rule a → keep → b(1)", "rule a → keep → b → c"]),
-    (*_CLAUSE, ["rule a → keep → b ¶", "rule a → keep also ¶", "rule a : b ¶", "rule a → keep : b[1] ¶", "rule a → keep expect 1 ¶", "under under a ¶"]),
-    (QR_UNKNOWN, "`{at}` follows an op without `|`", "write `| {at}` for a further op; {clause}", ["rule a → keep b", "rule a → cat(0) b", "definition def a = keep b"]),
-    (QR_SYNTAX, "a single `=` does not compare", "write `==`", ["rule a → keep when x = 3", "rule a → keep when config.x = 3", "declared declared a = 3"]),
-    (QR_SYNTAX, "comparisons do not chain", "write `a < b and b < c`", ["rule a → keep when 1 < x < 3", "rule a → keep when x == y == z"]),
-    (QR_SYNTAX, "texts stand in double quotes", 'write `"…"`', ["rule a → keep when x == 'b'", "let let a = 'b'", "rule a → cat('b')", "include include 'b'"]),
-    (QR_SYNTAX, "this operator is a word here", "write `and`, `or`, `not`", ["rule a → keep when a && b", "rule a → keep when !a", "rule a → keep when x == 1 || a", "rule a → keep when a & b"]),
-    (QR_SYNTAX, "an included file's name stands in quotes", 'write `include "{at}"`', ["include include a", "include include a.b", "include include .b", "include include /b"]),
-    (QR_SYNTAX, "the head of a block ends without a colon", "remove the `:`", ["under under a:", "under under a → b:", "under under a :", "format format a:", "spelling spelling a:", "dialect dialect a:"]),
-    (QR_SYNTAX, "a definition is written with `=`", "write `=` here", ["definition def a: keep", "definition def a(x): keep", "definition def a → keep", "let let a: 3", "let let a 3", "let let a → 3", "param param a 3",
-     "param param a: 3", "fuse fuse a: b", "fuse fuse a → b", "fuse fuse a b", "definition def a keep", "definition def a(x) keep"]),
-    (QR_SYNTAX, "names of one tensor are joined by `=`", "write `tie A = B`", ["tie tie a b", "tie tie a → b", "tie tie a, b", "tie tie a"]),
-    (QR_SYNTAX, "members of a list are separated by commas", "write `, {at}`", ["fuse fuse a = b c", "rule a → cat(1 2)", "let let a = [1 2]", "members a b, c", "definition def a(x y) = keep", "fuse fuse a = b | c", "capture a b", "part codes .weight u8[N K]", "rule a : b[N K]"]),
-    (QR_SYNTAX, "a rename goes from one pattern to another", "write `rename OLD → NEW`", ["rename rename a b", "rename rename a = b", "rename rename a", "rename rename a, b"]),
+     "rule a → b.*", "rule a → *.b", "rule a → {x}", "rule a → b{x}", "rule a → b*", 'rule a → "b"', "rule a → 1b",
+     "rule a → .b", "rule a → b-c", "rule a → b/c"),
+    (QR_OP, "`{word}` is a name, but after `|` comes an op",
+     "names stand after `→`; an op is a word of letters, digits and `_`",
+     "rule a → b | b.*", "rule a → b | *.b", "rule a → b | {x}", "rule a → b | b{x}", "rule a → b | b*",
+     "rule a → b | b-c"),
+    (QR_OP, "an op is missing after `|`", "write one, or remove the `|`",
+     "rule a → b | → c", "rule a → b |", "rule a → b | | c", "definition def a = b |"),
+    (QR_OP, "ops are joined by `|`", "write `|` here",
+     "rule a → b, c", "definition def a = b, c"),
+    (QR_OP, "the definition ends where an op is expected", "write `= keep`, or other ops",
+     "definition def a =", "definition def a(x) ="),
+    (QR_OP, "the rule ends where an op is expected", "write `→ keep`, or `→ drop`",
+     "rule a →"),
+    (QR_OP, "two arrows with no op between", "write `→ keep →`",
+     "rule a → → b", "rule a → -> b"),
+    (QR_ARROW, "`{at}` is not an arrow", "write `→` or `->`",
+     "rule a => b", "rule a ⇒ b", "rule a —> b", "rule a –> b", "rule a > b", "rule a - b", "rename rename a => b",
+     "under under a => b"),
+    (QR_ARROW, "no arrow stands before `=`", "a rule is `{before} → OPS`; constants begin with `let`, pipelines with `def`",
+     "rule a = b", "rule a, b = c"),
+    (QR_ARROW, "a rule needs an arrow before the op", "write `{before} → {at}`",
+     "rule a ¶", "rule a, b ¶", "rule a @ b ¶", "rule a | b", "rule {a} ¶"),
+    (QR_ARROW, "this statement has no arrow", "write `{before} → keep`, or `{before} : TYPE` in a schema",
+     "rule a", "rule a, b", "rule a @ b"),
+    (QR_SYNTAX, "a statement begins with a pattern", "to continue the statement above, indent this line",
+     "rule → a", "rule | a", "rule : a", "rule @ a", "rule , a", "rule = a"),
+    (QR_SYNTAX, "the rule ends after its arrow", "write the target, or remove the arrow",
+     "rule a → keep →"),
+    (QR_SYNTAX, "a type is missing after `:`",
+     "write one, such as `: bf16[N, K]`, or quotes where the `:` belongs to a name",
+     "rule a : → keep", "rule a :", "rule a → keep :", "rule a : *"),
+    (QR_SYNTAX, "`when` needs a condition", 'write one, such as `when attention == "bf16"`',
+     "rule a → keep when", "definition def a = keep when"),
+    (QR_SYNTAX, "`expect` needs a number of units", "write one, such as `expect 61` or `expect 0 | 30`",
+     "rule a → keep expect"),
+    (QR_SYNTAX, "a pattern is missing after `,`", "write one, or remove the `,`",
+     "rule a, → keep", "rule a → keep → b,", "rule a → keep except a,", "fuse fuse a = b,"),
+    (QR_SYNTAX, "a list does not end in a comma", "remove the `,`",
+     "let let a = [1,]", "rule a → cat(1,)", "rule a : b[1,]", 'edit config.a = {"a": 1,}', "definition def a(x,) = keep"),
+    (QR_SYNTAX, "a name begins with a letter", "write a letter or `_` before the digit",
+     "let let 3x = 1", "param param 3x = 1", "definition def 3x = keep", "format format 3x", "dialect dialect 3x"),
+    (QR_NUMBER, "`{word}` is no number", "write digits only, with one `.` where it is not whole",
+     "let let a = 1_0", "rule a → keep when a == 1_0", "let let a = 1 + 0x1", "rule a → cat(1_0)",
+     "rule a → keep expect 1_0", "param param a = 1_0"),
+    (QR_SYNTAX, "a target is a name", "write ops before the second arrow: `→ OPS → TARGET`",
+     "rule a → keep → b | c", "rule a → keep → b(1)", "rule a → keep → b → c"),
+    (*_CLAUSE,
+     "rule a → keep → b ¶", "rule a → keep also ¶", "rule a : b ¶", "rule a → keep : b[1] ¶",
+     "rule a → keep expect 1 ¶",
+     "under under a ¶"),
+    (QR_UNKNOWN, "`{at}` follows an op without `|`", "write `| {at}` for a further op; {clause}",
+     "rule a → keep b", "rule a → cat(0) b", "definition def a = keep b"),
+    (QR_SYNTAX, "a single `=` does not compare", "write `==`",
+     "rule a → keep when x = 3", "rule a → keep when config.x = 3", "declared declared a = 3"),
+    (QR_SYNTAX, "comparisons do not chain", "write `a < b and b < c`",
+     "rule a → keep when 1 < x < 3", "rule a → keep when x == y == z"),
+    (QR_SYNTAX, "texts stand in double quotes", 'write `"…"`',
+     "rule a → keep when x == 'b'", "let let a = 'b'", "rule a → cat('b')", "include include 'b'"),
+    (QR_SYNTAX, "this operator is a word here", "write `and`, `or`, `not`",
+     "rule a → keep when a && b", "rule a → keep when !a", "rule a → keep when x == 1 || a", "rule a → keep when a & b"),
+    (QR_SYNTAX, "an included file's name stands in quotes", 'write `include "{at}"`',
+     "include include a", "include include a.b", "include include .b", "include include /b"),
+    (QR_SYNTAX, "the head of a block ends without a colon", "remove the `:`",
+     "under under a:", "under under a → b:", "under under a :", "format format a:", "spelling spelling a:",
+     "dialect dialect a:"),
+    (QR_SYNTAX, "a definition is written with `=`", "write `=` here",
+     "definition def a: keep", "definition def a(x): keep", "definition def a → keep", "let let a: 3", "let let a 3",
+     "let let a → 3", "param param a 3", "param param a: 3", "fuse fuse a: b", "fuse fuse a → b", "fuse fuse a b",
+     "definition def a keep", "definition def a(x) keep"),
+    (QR_SYNTAX, "names of one tensor are joined by `=`", "write `tie A = B`",
+     "tie tie a b", "tie tie a → b", "tie tie a, b", "tie tie a"),
+    (QR_SYNTAX, "members of a list are separated by commas", "write `, {at}`",
+     "fuse fuse a = b c", "rule a → cat(1 2)", "let let a = [1 2]", "members a b, c", "definition def a(x y) = keep",
+     "fuse fuse a = b | c", "capture a b", "part codes .weight u8[N K]", "rule a : b[N K]"),
+    (QR_SYNTAX, "a rename goes from one pattern to another", "write `rename OLD → NEW`",
+     "rename rename a b", "rename rename a = b", "rename rename a", "rename rename a, b"),
     (QR_SYNTAX, "an edit is `config.PATH = JSON`, `config.PATH += JSON` or `delete config.PATH`",
-     'a tensor whose name begins with `config.` is written `"config".…`', ["edit config.a → b", "edit config.a", "edit config.a: 3", "edit config. = 3", "edit delete a", "edit config.a == 3", "edit config.a b"]),
-    (QR_BRACES, "these braces are empty", "write a name, `{{L}}`, or a list, `{{a,b}}`", ["capture"]),
-    (QR_BRACES, "a capture is a word", "a number stands without braces; a range is `{{L:0..61}}`", ["capture 3", "capture x:3", "capture .a"]),
-    (QR_BRACES, "a lone name after the colon is a `let`", "an alternation has a `|`; to rename one, write `{{x:a.b=c.d}}`", ["capture x:a.b", "capture a.b"]),
-    (QR_BRACES, "`*` does not stand in a list", "write one pattern for each, or `\\*` for the character", ["members a*,b", "members *,b", "alternation a|*", "alternation a*|b", "alternation *|b"]),
-    (QR_BRACES, "an item is missing", 'write it, or `""` for no characters', ["alternation |a", "alternation a|", "alternation a||b", "alternation x:|a", "alternation a=|b", "members a,", "members ,b", "members a,,b", "alternation a="]),
-    (QR_BRACES, "a range has a name", "write `{{L:0..3}}`", ["range 0..3", "range ..3", "range a..3"]),
-    (QR_BRACES, "an integer is missing in this expression", "captures, numbers, `let`s, `config.…` and + - * / % may stand here", ["form L+", "form L*", "form 2*"]),
-)
+     'a tensor whose name begins with `config.` is written `"config".…`',
+     "edit config.a → b", "edit config.a", "edit config.a: 3", "edit config. = 3", "edit delete a", "edit config.a == 3",
+     "edit config.a b"),
+    (QR_BRACES, "these braces are empty", "write a name, `{{L}}`, or a list, `{{a,b}}`",
+     "capture"),
+    (QR_BRACES, "a capture is a word", "a number stands without braces; a range is `{{L:0..61}}`",
+     "capture 3", "capture x:3", "capture .a"),
+    (QR_BRACES, "a lone name after the colon is a `let`", "an alternation has a `|`; to rename one, write `{{x:a.b=c.d}}`",
+     "capture x:a.b", "capture a.b"),
+    (QR_BRACES, "`*` does not stand in a list", "write one pattern for each, or `\\*` for the character",
+     "members a*,b", "members *,b", "alternation a|*", "alternation a*|b", "alternation *|b"),
+    (QR_BRACES, "an item is missing", 'write it, or `""` for no characters',
+     "alternation |a", "alternation a|", "alternation a||b", "alternation x:|a", "alternation a=|b", "members a,",
+     "members ,b", "members a,,b", "alternation a="),
+    (QR_BRACES, "a range has a name", "write `{{L:0..3}}`",
+     "range 0..3", "range ..3", "range a..3"),
+    (QR_BRACES, "an integer is missing in this expression",
+     "captures, numbers, `let`s, `config.…` and + - * / % may stand here",
+     "form L+", "form L*", "form 2*"),
+)  # fmt: skip
 
 USAGE = {
-    "under": "under PREFIX → TARGET PREFIX", "def": "def NAME = OPS", "let": "let NAME = VALUE", "param": "param NAME = VALUE | VALUE", "fuse": "fuse NAME = a, b", "rename": "rename OLD → NEW",
-    "tie": "tie A = B", "include": 'include "FILE.rules"', "source": "source NAME", "target": "target NAME", "delete": "delete config.PATH", "format": "format NAME", "dialect": "dialect NAME",
-    "element": "element e2m1, 2 in u8, low first, along -1", "block": "block [1, 16]", "value": "value codes * scale", "spelling": "spelling NAME", "for": "for FORMAT SPELLING {JSON}", "file": 'file "NAME.json" FORMAT {JSON}',
+    "under": "under PREFIX → TARGET PREFIX", "def": "def NAME = OPS", "let": "let NAME = VALUE",
+    "param": "param NAME = VALUE | VALUE", "fuse": "fuse NAME = a, b", "rename": "rename OLD → NEW", "tie": "tie A = B",
+    "include": 'include "FILE.rules"', "source": "source NAME", "target": "target NAME", "delete": "delete config.PATH",
+    "format": "format NAME", "dialect": "dialect NAME", "element": "element e2m1, 2 in u8, low first, along -1",
+    "block": "block [1, 16]", "value": "value codes * scale", "spelling": "spelling NAME",
+    "for": "for FORMAT SPELLING {JSON}", "file": 'file "NAME.json" FORMAT {JSON}',
 }  # fmt: skip
 
 _NAMES = {
-    "$END": "the end", "PATTERN": "a pattern", "NAME": "a name", "ITEM": "a name", "LABEL": "", "STRING": "a text in quotes", "NUMBER": "a number", "ARROW": "`→`", "CONFIG": "`config.…`", "REST": "`…`",
-    "BRACES": "braces", "SIDE": "`source`", "PLUSEQ": "`+=`", "STARS": "`**`", "DOTS": "`..`", "EQ": "`=`", "PIPE": "`|`", "COMMA": "`,`", "COLON": "`:`",
-    "SEMICOLON": "`;`", "AT": "`@`", "MAYBE": "`?`", "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`", "RSQB": "`]`", "LBRACE": "`{`", "RBRACE": "`}`", "LAST": "`-1`",
-    "FLAG": "`optional` or `inverse`", "PAIR": "`cat`, `stack` or `dense`",
+    "$END": "the end", "PATTERN": "a pattern", "NAME": "a name", "ITEM": "a name", "LABEL": "",
+    "STRING": "a text in quotes", "NUMBER": "a number", "ARROW": "`→`", "CONFIG": "`config.…`", "REST": "`…`",
+    "BRACES": "braces", "SIDE": "`source`", "PLUSEQ": "`+=`", "STARS": "`**`", "DOTS": "`..`", "EQ": "`=`", "PIPE": "`|`",
+    "COMMA": "`,`", "COLON": "`:`", "SEMICOLON": "`;`", "AT": "`@`", "MAYBE": "`?`", "LPAR": "`(`", "RPAR": "`)`",
+    "LSQB": "`[`", "RSQB": "`]`", "LBRACE": "`{`", "RBRACE": "`}`", "LAST": "`-1`", "FLAG": "`optional` or `inverse`",
+    "PAIR": "`cat`, `stack` or `dense`",
 }  # fmt: skip
+_VALUES = {"NAME", "NUMBER", "STRING", "CONFIG", "LPAR", "LBRACE", "MINUS", "NOT", "LSQB"}
 _OPERATORS = {"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "COMPARE", "IN", "AND", "OR", "NOT"}
 
 
@@ -116,7 +176,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _expected(names: set[str]) -> str:
     operators = len(names & _OPERATORS) > 2
     value = {"NAME", "NUMBER", "STRING"} <= names
-    hidden = (_OPERATORS if operators else set()) | ({"NAME", "NUMBER", "STRING", "CONFIG", "LPAR", "LBRACE", "MINUS", "NOT", "LSQB"} if value else set())
+    hidden = (_OPERATORS if operators else set()) | (_VALUES if value else set())
     words = [_NAMES.get(n, f"`{n.lower()}`") for n in sorted(names - hidden)]
     words = (["a value"] if value else []) + [w for w in words if w] + (["an operator"] if operators else [])
     return "expected " + (", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]) if words else ""
@@ -147,17 +207,17 @@ def _allowed(error) -> set[str]:
 def _hints() -> dict[tuple[tuple[int, ...], str | None], tuple[str, str, str]]:
     from lark.exceptions import UnexpectedInput
 
-    from quantrules.lang.parser import lark_parser
+    from quantrules.lang.tables import lark_parser
 
     table: dict[tuple[tuple[int, ...], str | None], tuple[str, str, str]] = {}
-    for code, message, help, snippets in HINTS:
+    for kind, message, help, *snippets in HINTS:
         for snippet in snippets:
             start, _, content = snippet.partition(" ")
             try:
                 lark_parser().parse(content.replace("¶", "¤"), start=start)
             except UnexpectedInput as error:
                 state, _, here = _place(error, content.replace("¶", "¤"))
-                table.setdefault((state, None if content.endswith("¶") else here), (code, message, help))
+                table.setdefault((state, None if content.endswith("¶") else here), (kind, message, help))
             else:
                 raise AssertionError(f"this snippet parses: {snippet}")
     return table
@@ -180,14 +240,16 @@ def explain(error, start: str, content: str, base: int, text: Text) -> Diagnosti
         hint = _CLAUSE
     expected = _expected(allowed).replace("the end", "`}`" if start in BRACE_STARTS.values() else "the end")
     if start == "rule" and only in USAGE:
-        hint, first = (QR_SYNTAX, f"`{only}` alone says nothing", f"write `{USAGE[only]}`; of a tensor with this name, `{only} → keep`"), at
+        help = f"write `{USAGE[only]}`; for a tensor of this name `{only} → keep`"
+        hint = (QR_SYNTAX, f"`{only}` alone says nothing", help)
     elif close:
-        hint, at, end = (QR_SYNTAX, f"`{begin}` begins no statement", f"did you mean `{close[0]}`?"), content.index(begin), content.index(begin) + len(begin)
+        hint, at = (QR_SYNTAX, f"`{begin}` begins no statement", f"did you mean `{close[0]}`?"), content.index(begin)
+        end = at + len(begin)
     elif hint:
-        code, message, help = hint
+        kind, message, help = hint
         at = first if "{word}" in message else at
         values = {"word": word, "at": rest, "before": before, "clause": _clause(rest)}
-        hint = (code, message.format(**values), help.format(**values))
+        hint = (kind, message.format(**values), help.format(**values))
     else:
         usage = USAGE.get(only.split(maxsplit=1)[0]) if only and start not in ("rule", *BRACE_STARTS.values()) else None
         help = f"write `{usage}`" if usage else "remove it" if "the end" in expected else expected.replace("expected", "write", 1)
@@ -202,4 +264,6 @@ def _short(text: str) -> str:
 def _clause(word: str) -> str:
     """Help for a word that stands where a clause may."""
     close = [_OTHER_WORDS[word]] if word in _OTHER_WORDS else difflib.get_close_matches(word[:30], CLAUSES, 1, 0.6)
-    return f"did you mean `{close[0]}`?" if close else "clauses begin with " + either(CLAUSES) + "; a name with a space is written in quotes"
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"clauses begin with {either(CLAUSES)}; a name with a space is written in quotes"

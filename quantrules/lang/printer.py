@@ -11,15 +11,16 @@ import re
 from functools import singledispatch
 
 from quantrules.lang import ast
+from quantrules.lang.build import RESERVED
 from quantrules.lang.evaluate import walk
-from quantrules.lang.parser import RESERVED
 
 WIDTH = 120
 INDENT = "    "
 
 _PLAIN = re.compile(r'(?:[^\s{}*,:=@#|()\[\]"\\→-]|-(?!>))+')
 _WORD = re.compile(r"[^\W\d]\w*")
-_LEVELS = {"or": 1, "and": 2, "not": 3, "==": 4, "!=": 4, "<": 4, "<=": 4, ">": 4, ">=": 4, "in": 4, "not in": 4, "+": 5, "-": 5, "*": 6, "/": 6, "%": 6}
+_LEVELS = {"or": 1, "and": 2, "not": 3, **dict.fromkeys(("==", "!=", "<", "<=", ">", ">=", "in", "not in"), 4),
+           "+": 5, "-": 5, "*": 6, "/": 6, "%": 6}  # fmt: skip
 _SUM, _UNARY, _POSTFIX = 5, 7, 8
 
 
@@ -57,9 +58,7 @@ def _block(statements: tuple[ast.Statement, ...], indent: str, lines: list[str],
         elif isinstance(node, ast.FormatDef):
             _format(node, lines)
         elif isinstance(node, ast.DialectDef):
-            lines += [f"{INDENT}reads {expression(node.reads)}"] if node.reads else []
-            lines += [f"{INDENT}for {name} {spelling + ' ' if spelling else ''}{expression(value)}" for name, spelling, value in node.entries]
-            lines += [f"{INDENT}file {json.dumps(file, ensure_ascii=False)} {name} {expression(value)}" for file, name, value in node.files]
+            _dialect(node, lines)
     return section
 
 
@@ -144,8 +143,7 @@ def _(node: ast.ConfigEdit, indent: str = "") -> str:
     if node.op == "delete":
         return f"delete {_config(node.path)}"
     head = f"{_config(node.path)} {node.op} "
-    text = expression(node.value)
-    return head + (text if len(indent) + len(head) + len(text) <= WIDTH else _tall(node.value, indent))
+    return head + _tall(node.value, indent, len(head))
 
 
 @statement.register
@@ -214,6 +212,13 @@ def _format(node: ast.FormatDef, lines: list[str]) -> None:
             lines.append(f"{2 * INDENT}declared {expression(spelling.declared)}")
 
 
+def _dialect(node: ast.DialectDef, lines: list[str]) -> None:
+    fields = [("reads", node.reads)] if node.reads else []
+    fields += [(f"for {name} {spelling}".rstrip(), value) for name, spelling, value in node.entries]
+    fields += [(f"file {json.dumps(file, ensure_ascii=False)} {name}", value) for file, name, value in node.files]
+    lines += [f"{INDENT}{head} {_tall(value, INDENT, len(head))}" for head, value in fields]
+
+
 # ------------------------------------------------------------------------------------------------ pipelines and types
 
 
@@ -240,7 +245,8 @@ def type_(node: ast.TypeExpr) -> str:
 
 def _dims(dims: tuple[ast.Expression | ast.Rest, ...], spans: ast.Expression | None) -> str:
     """Products of short names are written without spaces, as `2*N` and `K/16` are read."""
-    texts = ["..." if isinstance(d, ast.Rest) else expression(d, tight=not any(isinstance(n, ast.Config) for n in walk(d))) for d in dims]
+    tight = [not any(isinstance(n, ast.Config) for n in walk(d)) for d in dims]
+    texts = ["..." if isinstance(d, ast.Rest) else expression(d, tight=t) for d, t in zip(dims, tight)]
     return f"[{', '.join(texts)}{'' if spans is None else '; ' + expression(spans)}]"
 
 
@@ -282,10 +288,11 @@ def _expression(node: ast.Expression, tight: bool) -> tuple[str, int]:
     raise TypeError(f"{type(node).__name__} is no expression")
 
 
-def _tall(node: ast.Expression, indent: str) -> str:
-    """A long list or object with one item a line."""
-    if not isinstance(node, ast.ListOf | ast.DictOf) or not node.items or len(expression(node)) + len(indent) <= WIDTH:
-        return expression(node)
+def _tall(node: ast.Expression, indent: str, used: int = 0) -> str:
+    """A list or object, with one item a line where it is too long for the rest of a line of which `used` are taken."""
+    text = expression(node)
+    if not isinstance(node, ast.ListOf | ast.DictOf) or not node.items or len(indent) + used + len(text) <= WIDTH:
+        return text
     deeper = indent + INDENT
     if isinstance(node, ast.ListOf):
         items, (opening, closing) = [_tall(i, deeper) for i in node.items], "[]"

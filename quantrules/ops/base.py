@@ -82,7 +82,11 @@ class Step:
     span: Span | None = field(default=None, eq=False, repr=False)
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{k}={v}" for k, v in self.args.items() if v is not None)
+        """As a rule would write it, without what is the default."""
+        given = [(p.name, self.args[p.name]) for p in self.op.params if self.args.get(p.name) not in (None, p.default)]
+        first = self.op.params[0].name if self.op.params else ""
+        texts = ((k, getattr(v, "name", v)) for k, v in given)
+        shown = ", ".join(str(v) if k == first else f"{k}={v}" for k, v in texts)
         return f"{self.op.name}({shown})" if shown else self.op.name
 
 

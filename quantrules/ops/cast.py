@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from quantrules.diagnostics import define
 from quantrules.ops.base import Op, Param, Refused, register
-from quantrules.ops.blocks import cube, place
+from quantrules.ops.blocks import cube, place, raw
 from quantrules.ops.codecs import round_to
 from quantrules.ops.lift import NO_SCALES, WRONG_ARGUMENT
 from quantrules.ops.torch_views import torch_dtype
-from quantrules.types import FLOATS, make_type
+from quantrules.types import FLOATS
 
 NOT_HELD = define("QR216", "A number does not fit the dtype that it is cast to")
 DENSE = (*FLOATS, "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool")
@@ -30,14 +32,14 @@ makes one), and at run time a number that an integer dtype cannot hold, with its
     def infer(self, x, args, context):
         dtype = args["dtype"]
         if dtype not in DENSE:
-            raise Refused(WRONG_ARGUMENT, f"a cast to {dtype} would have no scale", "write `quant(…)`; `bitcast` changes the dtype and keeps the bits", argument="dtype")
+            raise Refused(WRONG_ARGUMENT, f"a cast to {dtype} would have no scale", "`quant(…)` makes scales; `bitcast` keeps the bits", argument="dtype")
 
         def made(t):
             if not t.is_dense:
                 raise Refused(NO_SCALES, f"{t} is packed", "write `dequant` first")
             if t.dtype not in DENSE:
                 raise Refused(NO_SCALES, f"{t} has no scales", "a bare cast of one-byte values would be wrong by its scale")
-            return make_type(t.format, t.spelling, t.shape, {"codes": dtype})
+            return evolve(t, parts=tuple(evolve(p, dtype=dtype) if p.role == "codes" else p for p in t.parts))
 
         return x.map(made)
 
@@ -47,12 +49,11 @@ makes one), and at run time a number that an integer dtype cannot hold, with its
 
     @staticmethod
     def _label(old, new):
-        if new == old or old not in RANGE and new not in RANGE and DIGITS[new] >= DIGITS[old] and (old[0] != "i" or new[0] == "i"):
-            return "exact"
-        if new not in RANGE:
-            return "exact in a range"
+        if new not in RANGE:  # the run stops where an integer does not hold the value
+            wider = old not in RANGE and DIGITS[new] >= DIGITS[old] and (old[0] != "i" or new[0] == "i")
+            return "exact" if wider else "exact in a range"
         fits = DIGITS[new] >= DIGITS[old] and RANGE[new] >= RANGE.get(old, DIGITS[old])
-        return "exact" if fits else "exact in a range" if old not in RANGE else "lossy"
+        return "exact" if fits else "lossy" if old in RANGE else "exact in a range"
 
     def identity(self, step):
         return step.takes.items == step.made.items
@@ -61,6 +62,8 @@ makes one), and at run time a number that an integer dtype cannot hold, with its
         for i, (source, target) in enumerate(zip(x, out, strict=True)):
             if target is None:
                 continue
+            for p in target.type.parts[1:]:
+                raw(target, p.role).copy_(raw(source, p.role))
             a, dtype = cube(source), target.type.dtype
             if dtype in FLOATS:
                 cube(target).copy_(round_to(a, dtype))

@@ -1,7 +1,7 @@
 """Element codecs: how codes and scales are numbers. Tables in numpy; decode, encode and rounding in torch, imported inside.
 
 Every encoder rounds half to even and saturates; e2m1 writes code 0 for zero of either sign and code 8 for a negative number
-that rounds to zero, as ModelOpt and compressed-tensors do (formats.md 0.1, 15.3).
+that rounds to zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from quantrules.ops.torch_views import torch_dtype
-from quantrules.types import FLOATS, Element, Format
+from quantrules.types import Element, Format
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # The first number that rounds up to each next code: midpoints, where a tie that goes up to an even code is one ulp lower.
@@ -53,9 +53,8 @@ def decode_codes(raw, element: Element, columns: int):
     if element.per == 1:
         return raw.view(torch_dtype(element.codec)).float()
     values = torch.from_numpy(table(element.codec)).to(raw.device)
-    low, high = torch.meshgrid(values, values, indexing="xy") if element.low_first else torch.meshgrid(values, values, indexing="ij")
-    pairs = torch.stack((low, high), -1).reshape(256, 2)
-    raw = raw.view(torch.uint8)
+    first, second = torch.meshgrid(values, values, indexing="xy" if element.low_first else "ij")  # [high nibble, low nibble]
+    pairs, raw = torch.stack((first, second), -1).reshape(256, 2), raw.view(torch.uint8)
     return pairs.index_select(0, raw.reshape(-1).int()).reshape(*raw.shape[:-1], columns)
 
 
@@ -93,9 +92,9 @@ def round_to(x, dtype: str):
 def power_of_two(amax, top: float, rule: str):
     """The scale 2^e of blocks with this largest magnitude, for codes up to `top`.
 
-    ceil: the least power that is not below amax / top, so nothing saturates. even: amax rounded to a power at 1.75 (as
-    compressed-tensors does), floor: rounded down, both over the power of two in `top`: up to 7/6 and 4/3 of it saturates.
-    Exponent bytes stay in 1..254.
+    ceil: the least power that is not below amax / top, so nothing saturates. even: amax rounded to a power (up from 1.75 of
+    one), floor: rounded down, both over the power of two in `top`: magnitudes up to 7/6 and 4/3 of it saturate. Exponent
+    bytes stay in 1..254, since 0 and 255 are no numbers to every reader.
     """
     import torch
 
@@ -105,17 +104,3 @@ def power_of_two(amax, top: float, rule: str):
     else:
         exponent = (bits + (1 << 21 if rule == "even" else 0) >> 23) - int(np.log2(top))
     return (exponent.clamp(1, 254) << 23).view(torch.float32)
-
-
-def first_bad(raw: np.ndarray, dtype: str, codec: str) -> int | None:
-    """Index of the first scale that is NaN, infinite or negative in a flat u8 buffer, or None. Needs no torch."""
-    if codec.startswith("f8_"):
-        values = table(codec)[raw]
-    elif dtype == "bf16":
-        values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    elif dtype in FLOATS:
-        values = raw.view(dtype.replace("f", "float"))
-    else:
-        return None
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    return int(bad[0]) if len(bad) else None

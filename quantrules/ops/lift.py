@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from attrs import evolve
 
 from quantrules.diagnostics import define
-from quantrules.ops.base import Need, Refused, Step, Value
-from quantrules.types import Axis, Dim, Grid, Part, PartType, Type, divisible, flat_rows, part_type
+from quantrules.ops.base import Context, Need, Refused, Step, Value
+from quantrules.types import Axis, Dim, Format, Grid, Part, PartType, Type, divisible, flat_rows, part_type
 
 BLOCK_CUT = define("QR201", "An op would cut blocks or packed bytes")
 MEMBERS_DIFFER = define("QR202", "Members that an op joins have different types")
@@ -34,12 +34,12 @@ DIMS = {"lead": 0, "rows": 1, "columns": 2}  # of blocks.cube
 def pick_axis(grid: Grid, name: str | None, op: str) -> int:
     """Which axis an op means: the named one, or the only one without a name."""
     names = [a.name for a in grid.axes]
-    known = ", ".join(n or "{" + ",".join(map(str, a.labels)) + "}" for n, a in zip(names, grid.axes, strict=True)) or "none"
+    known = ", ".join(n if n and n[0] != "#" else "{" + ",".join(map(str, a.labels)) + "}" for n, a in zip(names, grid.axes, strict=True)) or "none"
     if name is not None:
         if name not in names:
             raise Refused(WRONG_AXIS, f"the unit has no axis {name}; its axes: {known}", argument="axis")
         return names.index(name)
-    unnamed = [i for i, n in enumerate(names) if not n]
+    unnamed = [i for i, n in enumerate(names) if not n or n[0] == "#"]  # "#1" is the second list without a name
     if len(unnamed) != 1:
         what = "several axes without a name" if unnamed else "no axis without a name"
         raise Refused(WRONG_AXIS, f"the unit has {what}; its axes: {known}", f"write `{op}(name)` with the axis that it should remove" if names else f"`{op}` joins the members of braces or of a capture that the target does not repeat")  # fmt: skip
@@ -64,6 +64,11 @@ def way(shape: Sequence[Dim], dim: int) -> str:
     if dim == max(0, rank - 2):
         return "rows"
     return "columns" if dim == rank - 1 else "lead" if dim == 0 else "inner"
+
+
+def find_format(value: Format | str, context: Context) -> Format | None:
+    """The format that an argument means."""
+    return context.formats.get(value) if isinstance(value, str) else value
 
 
 def named(types: Sequence[Type], labels: Sequence) -> str:

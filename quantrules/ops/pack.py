@@ -28,7 +28,7 @@ which pass a quantised format's spelling as they are. Refused: more global scale
         Param("spelling", "spelling", None, "its own unless given"),
         Param("scale", "dtype", None, "of block scales, where the spelling allows several"),
     )
-    example = "*.experts.{E}.up_proj → unpack | pack(modelopt) → *.experts.{E}.w3"
+    example = "*.experts.{E}.up_proj → unpack | pack(SPELLING) → *.experts.{E}.w3"
 
     def infer(self, x, args, context):
         return x.map(lambda t: _made(t, args.get("spelling"), args.get("scale"), context))

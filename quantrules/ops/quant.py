@@ -6,7 +6,7 @@ from quantrules.diagnostics import define
 from quantrules.ops.base import Op, Param, Refused, Value, register
 from quantrules.ops.blocks import cube, decoded, factor, raw, require_finite, slices, spread
 from quantrules.ops.codecs import LARGEST, POWER_RULES, SMALLEST, TINY, codec_of, encode_codes, power_of_two, round_to
-from quantrules.ops.lift import NO_SCALES, WRONG_ARGUMENT, WRONG_DIMENSION, whole_blocks
+from quantrules.ops.lift import NO_SCALES, WRONG_ARGUMENT, WRONG_DIMENSION, find_format, whole_blocks
 from quantrules.types import FLOATS, Format, Spelling, Type, divisible, make_type, rows_of
 
 NOT_MADE = define("QR212", "quant cannot make this format")
@@ -20,25 +20,26 @@ class Quant(Op):
 even and saturate. Blocks never cross the slices of a leading dimension, and each slice has a global scale of its own.
 A format with a global scale takes it from the largest magnitude of the whole value (a pass of its own) and fits block scales
 under it, not below the smallest number of their dtype; without one, a block scale is its largest magnitude over the largest
-code. ue8m0 scales are powers of two by `rule`. A block of zeros gets scale 0 where a zero exists. Activation scales are never
-invented. Refused: packed values (`requant`), integers, columns that are not whole groups, NaN and infinities with their index.
-With multiplying globals the result equals ModelOpt's, with dividing ones compressed-tensors', FP8 blocks DeepGEMM's, bit for
-bit; ModelOpt writes scale 1 and compressed-tensors 0.125 for a block of zeros, and the latter also for blocks below 2^-10."""
+code. ue8m0 scales are powers of two by `rule`. A block of zeros gets scale 0 where a zero exists. An activation scale that came
+with the value is kept where the format has a place, and none is invented. Refused: packed values (`requant`), integers,
+columns that are not whole groups, NaN and infinities with their index."""
     params = (
         Param("format", "format", help="the format to make"),
         Param("spelling", "spelling", None, "the first one that keeps the name of the dense tensor unless given"),
         Param("scale", "dtype", None, "of block scales, where the format allows several; the first unless given"),
         Param("rule", "word", "ceil", "how ue8m0 scales are chosen: ceil never saturates, even and floor are smaller", POWER_RULES),
-        Param("floor", "number", None, "least magnitude that a block's scale is made for where there is no global scale; 1e-4 for blocks of several rows, as DeepGEMM and vLLM have it, which zeroes smaller ones; 0 keeps them"),  # fmt: skip
+        Param("floor", "number", None, "least magnitude that a block's scale is made for, where there is no global scale: 1e-4 for blocks of "
+              "several rows, which zeroes smaller ones, as engines do; 0 keeps them"),  # fmt: skip
     )
-    example = "*.q_proj.weight → quant(fp8_block, scale=f8_e8m0)"
+    example = "*.q_proj → unpack | quant(FORMAT, scale=f8_e8m0)"
     surveys = True
 
     def infer(self, x, args, context):
-        format = context.formats.get(args["format"])
+        format = find_format(args["format"], context)
         if format is None or format.is_dense:
             quantised = ", ".join(sorted(n for n, f in context.formats.items() if not f.is_dense))
-            raise Refused(WRONG_ARGUMENT, f"{args['format']} is not a quantised format; there are {quantised}", argument="format")
+            reason = f"{format.name if format else args['format']} is not a quantised format"
+            raise Refused(WRONG_ARGUMENT, reason, f"one of {quantised}", argument="format")
         if args.get("rule", "ceil") not in POWER_RULES:
             raise Refused(WRONG_ARGUMENT, f"no scale rule {args['rule']}", f"one of {', '.join(POWER_RULES)}", argument="rule")
         return x.map(lambda t: self._made(t, format, args))
@@ -54,7 +55,8 @@ bit; ModelOpt writes scale 1 and compressed-tensors 0.125 for a block of zeros, 
         scale, dtype = spelling.part("scale"), args.get("scale") or spelling.part("scale").dtypes[0]
         if dtype not in scale.dtypes:
             raise Refused(WRONG_ARGUMENT, f"block scales of {format.name} in the spelling {spelling.name} are {' or '.join(scale.dtypes)}, not {dtype}", argument="scale")  # fmt: skip
-        made = make_type(format, spelling, t.shape, {"scale": dtype})
+        roles = [p.role for p in spelling.parts if not p.optional or p.role == "act" and t.part("act")]
+        made = make_type(format, spelling, t.shape, {"scale": dtype}, roles)
         if not divisible(t.shape[-1], format.element.per):
             whole_blocks(made, "columns", t.shape[-1], t, "does not fill its last byte")
         if format.block[0] == 1 and not divisible(t.shape[-1], format.block[1]):
@@ -109,6 +111,9 @@ bit; ModelOpt writes scale 1 and compressed-tensors 0.125 for a block of zeros, 
             if target.type.part("global"):
                 amax = state[i][slices(target, rows_of(whole.shape)[1])].to(numbers.device)
                 cube(target, "global").copy_(global_scale(target.type, amax).reshape(-1, 1, 1))
+            if target.type.part("act"):
+                act, turned = cube(source, "act"), {v.type.spelling.part("act").inverse for v in (source, target)}
+                cube(target, "act").copy_(1 / act if len(turned) > 1 else act)
             floor = step.args.get("floor")
             least = (1e-4 if target.type.format.block[0] > 1 else 0.0) if floor is None else float(floor)
             fill(target, numbers, step.args.get("rule") or "ceil", least)

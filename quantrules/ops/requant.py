@@ -11,7 +11,7 @@ class Requant(Op):
     summary = "another format, by way of f32"
     help = """Stands for `dequant(f32) | quant(format, …)` with the same arguments as `quant`: codes are rounded once, where `dequant | quant`
 rounds to bf16 first. A dense value is quantised. Refused as `dequant` and `quant` are."""
-    example = "*.o_a_proj → unpack | requant(fp8_block, scale=f8_e8m0)"
+    example = "*.o_a_proj → unpack | requant(FORMAT, scale=f8_e8m0)"
 
     @property
     def params(self):

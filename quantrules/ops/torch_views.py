@@ -14,12 +14,11 @@ def torch_dtype(dtype: str):
     """The torch dtype of a safetensors one; f4 and f6 have none that computes and are seen as bytes."""
     import torch
 
-    named = {"bool": "bool", "bf16": "bfloat16", "c64": "complex64", "u8": "uint8", "i8": "int8", "f8_e4m3": "float8_e4m3fn",
-             "f8_e5m2": "float8_e5m2", "f8_e8m0": "float8_e8m0fnu", "f8_e4m3fnuz": "float8_e4m3fnuz",
-             "f8_e5m2fnuz": "float8_e5m2fnuz"}  # fmt: skip
+    named = {"bool": "bool", "bf16": "bfloat16", "c64": "complex64", "f8_e4m3": "float8_e4m3fn", "f8_e8m0": "float8_e8m0fnu"}
+    kinds = {"f": "float", "u": "uint", "i": "int"}  # f32, u8, f8_e5m2 …
     if DTYPE_BITS[dtype] < 8:
         return torch.uint8
-    return getattr(torch, named.get(dtype) or dtype.replace("f", "float", 1).replace("u", "uint", 1).replace("i", "int", 1))
+    return getattr(torch, named.get(dtype) or kinds[dtype[0]] + dtype[1:])
 
 
 def flat(buffer):

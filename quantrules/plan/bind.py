@@ -220,8 +220,8 @@ def _reads(binder: Binder, rule: BoundRule, place: int, pattern: ast.Pattern, fa
         names, left = family.names.take(free - family.first), np.ones(len(free), bool)
         for r in read(pattern, names, env):
             for kept in _admitted(binder, rule, r, names, free, env):
-                left[kept.index] = False
                 yield Took(place, False, free[kept.index], kept)
+            left[r.index] = False  # what `except` or `when` refuses by its path is not tried by its key
         free = free[left]
         if rule.matches == "paths" or not len(free):
             return
@@ -322,7 +322,8 @@ def _type_units(binder: Binder, rule: BoundRule, group: Gathered, index: np.ndar
         types = [as_bare(t, binder.context.dense) for t in types]
     took = Grid(group.axes, tuple(types))
     listed = _target_axes(rule)
-    recipe = make_recipe(rule, took, evolve(binder.context, target_axes=listed), binder.scope.env)
+    context = evolve(binder.context, target_axes=(*listed, *_added_axes(rule, group)), lows=_lows(rule, binder.scope.env))
+    recipe = make_recipe(rule, took, context, binder.scope.env)
     modules = group.modules[index]
     sources = np.hstack([binder.rows[modules[:, i], : len(t.parts)] for i, t in enumerate(types)])
     group = evolve(group, modules=modules, stars=tuple(s.take(index) for s in group.stars), named={k: v.take(index) for k, v in group.named.items()})
@@ -375,6 +376,19 @@ def _target_axes(rule: BoundRule) -> tuple[Axis, ...]:
             axes.append(Axis(node.name or axis_key(unnamed), tuple(m.text for m in node.items)))
             unnamed += not node.name
     return tuple(axes)
+
+
+def _added_axes(rule: BoundRule, group: Gathered) -> tuple[Axis, ...]:
+    """Captures of the target that the source does not read: axes that an op has to make."""
+    read_there = {*group.named, *(a.name for a in group.axes)}
+    names = [n.name for t in rule.targets for n in t.nodes if isinstance(n, ast.Capture) and n.name not in read_there]
+    return tuple(Axis(n, ()) for n in dict.fromkeys(names))
+
+
+def _lows(rule: BoundRule, env: Env) -> dict[str, int]:
+    """Lower bounds of captures that have a range."""
+    nodes = [n for s in rule.sources for n in s.pattern.nodes if isinstance(n, ast.Capture) and n.low is not None]
+    return {n.name: evaluate(n.low, env) for n in nodes}
 
 
 def _targets(binder: Binder, rule: BoundRule, group: Gathered, recipe: Recipe, listed: tuple[Axis, ...]) -> tuple[Names, ...]:

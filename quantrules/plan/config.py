@@ -21,7 +21,7 @@ from quantrules.formats.load import Dialect
 from quantrules.formats.select import select
 from quantrules.formats.values import OMIT, value_of
 from quantrules.lang import ast
-from quantrules.lang.evaluate import evaluate
+from quantrules.lang.evaluate import evaluate, walk
 from quantrules.lang.mistakes import nearest
 from quantrules.names import HOLE, Names, families, fill
 from quantrules.types import FLOATS, Type
@@ -57,7 +57,7 @@ def derive(plan, configs: Mapping[str, Any], scope, dialects: tuple[Dialect, ...
         return files, findings
     sections, _ = read_sections(configs, scope.formats, dialects)
     outs = list(_outputs(plan))
-    if asked is None and not _changed(plan, bool(sections)):
+    if asked is None and not _changed(plan, scope.formats, bool(sections)):
         return files, findings
     by_rule = [e for e in scope.edits if e.path[0] == KEY and not _asks(e)]
     if asked is not None or not any(len(e.path) == 1 for e in by_rule):
@@ -135,21 +135,26 @@ def _outputs(plan) -> Iterable[Out]:
                 yield Out(names, type)
 
 
-def _changed(plan, named: bool) -> bool:
+def _changed(plan, formats, named: bool) -> bool:
     """Whether the output has other formats, spellings or parts than the source, or (where a config names modules) other names."""
 
     def shape(types: Iterable[Type]):
         return {(t.format.name, t.spelling.name if not t.is_dense else "", tuple(p.role for p in t.parts)) for t in types}
 
+    companions = tuple(p.suffix for f in formats.values() if not f.is_dense for s in f.spellings for p in s.parts[1:])
     for units in plan.units:
         took, made = units.recipe.took.items, units.recipe.made.items
-        if not made and all(t.is_dense for t in took):
-            continue
-        if shape(took) != shape(made):
-            return True
-        if named and any(list(a) != list(b) for a, b in zip(units.targets, units.paths) if a is not b):
+        if not made:  # dropped: a module that the config counts, or an activation scale
+            if not all(t.is_dense for t in took) or any(n.endswith(companions) for p in units.paths for n in [p[0]] if len(p)):
+                return True
+        elif shape(took) != shape(made) or named and any(not _same(a, b) for a, b in zip(units.targets, units.paths)):
             return True
     return False
+
+
+def _same(a: Names, b: Names) -> bool:
+    plain = type(a) is type(b) is Names and a.template == b.template
+    return np.array_equal(a.digits, b.digits) if plain else list(a) == list(b)
 
 
 class _Maker:
@@ -158,6 +163,7 @@ class _Maker:
     def __init__(self, plan, configs, files, sections: list[Section], outs: list[Out], dialects, formats, findings):
         self.plan, self.configs, self.files, self.sections, self.outs = plan, configs, files, sections, outs
         self.dialects, self.formats, self.findings = dialects, formats, findings
+        self.dense: dict[str, list[str]] = {}  # dialect -> its list of dense modules
         self.used: dict[tuple[str, str], list[Out]] = {}
         for out in outs:
             if not out.type.is_dense:
@@ -183,11 +189,18 @@ class _Maker:
         if own is not None and own.dialect is dialect:
             section = self.carried(own, section)
         look_up(self.files, (place[0], place[1][:-1]))[KEY] = section
+        said: dict[str, dict[str, Any]] = {}
         for name, format, template in dialect.files:
             if format == "any" or any(f == format for f, _ in self.used):
-                same = own is not None and own.dialect is dialect
-                old = self.files[ROOT] if name == ROOT else self.configs.get(name, {}) if same else {}
-                self.files[name] = self.merged(old, self.filled(dialect, format, "", template))
+                more, before = self.filled(dialect, format, "", template), said.get(name, {})
+                for key in more.keys() & before.keys():
+                    if more[key] != before[key]:
+                        self.error(QR_CLASH, f"{name}: {key} is said to be {before[key]!r} and {more[key]!r}",
+                                   help=f"dialect {dialect.name} has one {key} for the whole output")  # fmt: skip
+                said[name] = self.merged(before, more)
+        for name, content in said.items():
+            same = own is not None and own.dialect is dialect
+            self.files[name] = self.merged(self.files[ROOT] if name == ROOT else self.configs.get(name, {}) if same else {}, content)
 
     # ------------------------------------------------------------------------------------------------------- dialects
 
@@ -242,14 +255,18 @@ class _Maker:
     def filled(self, dialect: Dialect, format: str, spelling: str, template: ast.Expression) -> dict[str, Any]:
         """A template with its placeholders filled."""
         outs = [o for (f, s), many in self.used.items() if f == format and spelling in ("", s) for o in many]
-        scope: dict[str, Any] = {"omit": OMIT, "several": int(len(self.used) > 1), "dense_modules": self.dense_modules(dialect)}
+        asks = {n.name for n in walk(template) if isinstance(n, ast.Name)}
+        scope: dict[str, Any] = {"omit": OMIT, "several": int(len(self.used) > 1)}
+        if "dense_modules" in asks:
+            scope["dense_modules"] = self.dense_modules(dialect)
         if outs:
             block = outs[0].type.format.block
             scales = sorted({p.dtype for o in outs for p in o.type.parts if p.role == "scale"})
-            if len(scales) > 1 and "scale" in {n.name for n in _names(template)}:
+            if len(scales) > 1 and "scale" in asks:
                 self.error(QR_CLASH, f"{format} is written with scales in {' and in '.join(scales)}, and dialect {dialect.name} says one dtype for all")
             scope |= {"block": list(block), "group": block[-1], "scale": scales[0] if scales else None, "act": self.act(dialect, format, outs)}
-            scope["modules"] = _listed(outs, self.outs, dialect.style) if scope["several"] else []
+            if "modules" in asks and scope["several"]:
+                scope["modules"] = _listed(outs, self.outs, dialect.style)
         return value_of(template, scope)
 
     def act(self, dialect: Dialect, format: str, outs: list[Out]) -> int:
@@ -266,7 +283,9 @@ class _Maker:
         return int(not lacking)
 
     def dense_modules(self, dialect: Dialect) -> list[str]:
-        """Matrices left dense, in full; names of the old list that never were in the files, and those that tying leaves out."""
+        """Matrices left dense, in full; names of the old list that the files never held, and those that tying leaves out."""
+        if dialect.name in self.dense:
+            return self.dense[dialect.name]
         ends = {s.dense for f, n in self.used if (s := self.formats[f].spelling(n))}
         matrices = [o for o in self.outs if o.type.is_dense and o.type.dtype in FLOATS and (
             len(o.type.shape) == 2 and o.type.spelling.parts[0].suffix in ends or len(o.type.shape) > 2)]  # fmt: skip
@@ -274,10 +293,11 @@ class _Maker:
         always = select(dialect.dense, [o.names for o in matrices], "globs").masks
         chosen = [Out(o.names.take(~mask), o.type) for o, mask in zip(matrices, always) if not mask.all()]
         names = _parents_of_many(chosen, self.outs, dialect.style)
-        old = [e for s in self.sections[:1] for e in s.ignore if not any(c in e for c in "*?[:")]
+        old = [e for s in self.sections[:1] if s.dialect is dialect for e in s.ignore if not any(c in e for c in "*?[:")]
         names += select(old, self.plan.table.families, "globs").missed
         names += dialect.tied if self.files[ROOT].get("tie_word_embeddings") else ()
-        return list(dict.fromkeys(names))
+        self.dense[dialect.name] = list(dict.fromkeys(names))
+        return self.dense[dialect.name]
 
     def carried(self, own: Section, section: dict[str, Any]) -> dict[str, Any]:
         """What the source's section says beyond the dialect's templates (a cache's scheme, the producer) stays."""
@@ -294,12 +314,6 @@ class _Maker:
             elif value is not None or key not in made:
                 made[key] = value
         return made
-
-
-def _names(template) -> Iterable[ast.Name]:
-    from quantrules.lang.evaluate import walk
-
-    return (n for n in (template, *walk(template)) if isinstance(n, ast.Name))
 
 
 def _parents_of_many(chosen: list[Out], outs: list[Out], style: str) -> list[str]:
@@ -320,7 +334,7 @@ def _parents_of_many(chosen: list[Out], outs: list[Out], style: str) -> list[str
             key = (parent, digits[:-1])
             if key in folded:
                 whole = fill(parent, digits[:-1])
-                name = {"names": whole, "globs": whole + "*", "regex": f"re:{re.escape(whole)}\\..*"}[style]
+                name = {"globs": whole + "*", "regex": f"re:{re.escape(whole)}\\..*"}.get(style, whole)
             found.setdefault((digits[:1], name), name)
     return [found[k] for k in sorted(found)]
 

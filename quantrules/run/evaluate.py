@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from quantrules.checkpoint.source import Source
+from quantrules.checkpoint import Source
 from quantrules.diagnostics import Diagnostic, RunError
 from quantrules.lower.program import Call, Program, span
 from quantrules.lower.tiles import Layout

@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 from attrs import define, field, frozen
 
-from quantrules.checkpoint import Output, Targets, place
-from quantrules.checkpoint.place import Placing
-from quantrules.checkpoint.source import Source
+from quantrules.checkpoint import Output, Placing, Source, Targets, place
 from quantrules.diagnostics import Diagnostic, RunError
 from quantrules.diagnostics import define as define_code
 from quantrules.lower import Layout, Program, Tile, layout, lower

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from attrs import define, field
 
-from quantrules.checkpoint.source import Source
+from quantrules.checkpoint import Source
 from quantrules.diagnostics import Diagnostic
 from quantrules.diagnostics import define as define_code
+from quantrules.ops.align import rescaled
 from quantrules.ops.base import Need
+from quantrules.ops.codecs import codec_of
 from quantrules.plan.model import Plan, Units
-from quantrules.types import DTYPE_BITS
+from quantrules.types import DTYPE_BITS, part_bytes, rows_of
 
 SCALE = define_code("QR601", "A scale is not finite, negative, or a divisor of zero")
 UNEQUAL = define_code("QR602", "Parts that have to be equal differ")
@@ -27,15 +30,17 @@ INEXACT = define_code("QR603", "Globals cannot be aligned without rounding")
 SMALL = 4096  # bytes of a part that is read as a column
 CHUNK = 4 << 20  # bytes of a large part in memory, a thread
 
-# dtype -> (bits as, pattern of the sign or 0, first magnitude that is no finite number); u8 holds e8m0 scales
+# codec -> (bits as, pattern of the sign, first pattern without it that is no finite number); 0 where there is no sign
 BITS = {
     "f64": (np.uint64, 1 << 63, 0x7FF0 << 48), "f32": (np.uint32, 1 << 31, 0x7F80 << 16), "bf16": (np.uint16, 1 << 15, 0x7F80),
     "f16": (np.uint16, 1 << 15, 0x7C00), "f8_e4m3": (np.uint8, 0x80, 0x7F), "f8_e5m2": (np.uint8, 0x80, 0x7C),
-    "f8_e8m0": (np.uint8, 0, 0xFF), "u8": (np.uint8, 0, 0xFF),
+    "f8_e8m0": (np.uint8, 0, 0xFF), "f8_e4m3fnuz": (np.uint8, 0, 0x80), "f8_e5m2fnuz": (np.uint8, 0, 0x80),
 }  # fmt: skip
+INFINITE = ("f64", "f32", "bf16", "f16", "f8_e5m2")  # codecs whose first such pattern is infinity, and not NaN
 
 
-def preflight(plan: Plan, source: Source, *, allow_nonfinite: bool = False, blocks: bool = True, jobs: int | None = None) -> list[Diagnostic]:
+def preflight(plan: Plan, source: Source, *, allow_nonfinite: bool = False, blocks: bool = True,
+              jobs: int | None = None) -> list[Diagnostic]:  # fmt: skip
     """What the bytes of `source` say against the plan, folded by rule and template. Nothing is written, nothing raised.
 
     allow_nonfinite: scales that are NaN, infinite or negative are warnings. blocks: read block scales too, not scalars only.
@@ -66,7 +71,7 @@ class _Scalars:
         self.buffer = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
 
         def read(part: np.ndarray) -> None:
-            for row, a, b in zip(rows[part].tolist(), starts[part].tolist(), ends[part].tolist()):
+            for row, a, b in zip(rows[part].tolist(), starts[part].tolist(), ends[part].tolist(), strict=True):
                 source.read_into(row, 0, b - a, self.buffer[a:b])
 
         list(pool.map(read, np.array_split(np.arange(len(rows)), 64)))
@@ -103,6 +108,10 @@ class _Check:
     def rows(self, item: int, role: str) -> np.ndarray:
         return self.units.sources[:, self.columns[item, role]]
 
+    def codec(self, item: int, role: str) -> str:
+        """How the part's numbers are stored."""
+        return codec_of(self.units.recipe.took.items[item].format, role, self.part(item, role).dtype)
+
     def divides(self, item: int, role: str) -> bool:
         return self.units.recipe.took.items[item].spelling.part(role).inverse
 
@@ -112,23 +121,25 @@ class _Check:
         if self.is_small(item, role):
             mask = bad(self.scalars.take(rows, part.nbytes).reshape(-1)).reshape(len(rows), -1)
             hits = np.flatnonzero(mask.any(axis=1))
-            return zip(rows[hits].tolist(), mask[hits].argmax(axis=1).tolist())
+            return zip(rows[hits].tolist(), mask[hits].argmax(axis=1).tolist(), strict=True)
         if not self.blocks:
             return ()
         order = rows[np.lexsort((self.plan.table.begin[rows], self.plan.table.file[rows]))].tolist()
-        found = self.pool.map(lambda row: self.scan(row, part.nbytes, bad), order)
-        return ((row, at) for row, at in zip(order, found) if at is not None)
+        found = self.pool.map(lambda row: _scan(self.source, row, 0, part.nbytes, bad), order)
+        return ((row, at) for row, at in zip(order, found, strict=True) if at is not None)
 
-    def scan(self, row: int, nbytes: int, bad: Callable[[np.ndarray], np.ndarray]) -> int | None:
-        buffer, seen = np.empty(min(CHUNK, nbytes), np.uint8), 0
-        for lo in range(0, nbytes, CHUNK):
-            view = buffer[: min(CHUNK, nbytes - lo)]
-            self.source.read_into(row, lo, lo + len(view), view)
-            mask = bad(view)
-            if mask.any():
-                return seen + int(mask.argmax())
-            seen += len(mask)
-        return None
+
+def _scan(source: Source, row: int, begin: int, end: int, bad: Callable[[np.ndarray], np.ndarray]) -> int | None:
+    """Index, from `begin` on, of the first bad element in bytes [begin, end) of a tensor."""
+    buffer, seen = np.empty(min(CHUNK, end - begin), np.uint8), 0
+    for lo in range(begin, end, CHUNK):
+        view = buffer[: min(CHUNK, end - lo)]
+        source.read_into(row, lo, lo + len(view), view)
+        mask = bad(view)
+        if mask.any():
+            return seen + int(mask.argmax())
+        seen += len(mask)
+    return None
 
 
 # --------------------------------------------------------------------------------------------------------- the kinds
@@ -140,14 +151,14 @@ def _scales(check: _Check) -> Iterable[Finding]:
     """Each number is finite and not negative; one that divides is not zero."""
     for item in check.need.items:
         for role in check.roles(item):
-            dtype, divides = check.part(item, role).dtype, check.divides(item, role)
-            if dtype in BITS:
-                for row, at in check.first(item, role, lambda raw: _bad(raw, dtype, divides)):
-                    yield SCALE, row, at, _what(check, row, at, dtype)
+            codec, divides = check.codec(item, role), check.divides(item, role)
+            if codec in BITS:
+                for row, at in check.first(item, role, partial(_bad, codec=codec, divides=divides)):
+                    yield SCALE, row, at, _what(check.source, row, at, codec)
 
 
-def _bad(raw: np.ndarray, dtype: str, divides: bool) -> np.ndarray:
-    kind, sign, limit = BITS[dtype]
+def _bad(raw: np.ndarray, codec: str, divides: bool) -> np.ndarray:
+    kind, sign, limit = BITS[codec]
     bits = raw.view(kind)
     mask = bits >= kind(limit)  # a set sign bit is above every magnitude
     if sign and mask.any():
@@ -155,18 +166,17 @@ def _bad(raw: np.ndarray, dtype: str, divides: bool) -> np.ndarray:
     return mask | ((bits & ~kind(sign)) == 0) if divides and sign else mask
 
 
-def _what(check: _Check, row: int, at: int, dtype: str) -> str:
-    kind, sign, limit = BITS[dtype]
+def _what(source: Source, row: int, at: int, codec: str) -> str:
+    kind, sign, limit = BITS[codec]
     raw = np.empty(np.dtype(kind).itemsize, np.uint8)
-    check.source.read_into(row, at * len(raw), (at + 1) * len(raw), raw)
+    source.read_into(row, at * len(raw), (at + 1) * len(raw), raw)
     bits = int(raw.view(kind)[0])
-    if bits & ~sign == 0 and sign:
+    magnitude = bits & ~sign
+    if sign and not magnitude:
         return "is zero and divides"
-    if bits & ~sign < limit:
+    if magnitude < limit or codec.endswith("fnuz") and bits != limit:
         return "is negative"
-    if bits & ~sign == limit and dtype not in ("f8_e4m3", "f8_e8m0", "u8"):
-        return "is infinite"
-    return "is NaN"
+    return "is infinite" if magnitude == limit and codec in INFINITE else "is NaN"
 
 
 def _equal(check: _Check) -> Iterable[Finding]:
@@ -179,16 +189,17 @@ def _equal(check: _Check) -> Iterable[Finding]:
             if other is None or other.nbytes != part.nbytes:
                 different = np.arange(len(mine))
             elif check.is_small(first, role):
-                different = np.flatnonzero((check.scalars.take(mine, part.nbytes) != check.scalars.take(theirs, part.nbytes)).any(axis=1))
+                a, b = check.scalars.take(mine, part.nbytes), check.scalars.take(theirs, part.nbytes)
+                different = np.flatnonzero((a != b).any(axis=1))
             else:
-                pairs = list(zip(mine.tolist(), theirs.tolist()))
-                same = check.pool.map(lambda pair: _same(check.source, *pair, part.nbytes), pairs)
+                pairs = list(zip(mine.tolist(), theirs.tolist(), strict=True))
+                same = check.pool.map(partial(_same, check.source, part.nbytes), *zip(*pairs, strict=True))
                 different = np.flatnonzero(~np.fromiter(same, bool, len(pairs)))
             for u in different.tolist():
                 yield UNEQUAL, int(mine[u]), -1, f"differs from `{check.plan.table.name(int(theirs[u]))}`"
 
 
-def _same(source: Source, a: int, b: int, nbytes: int) -> bool:
+def _same(source: Source, nbytes: int, a: int, b: int) -> bool:
     one, two = np.empty(min(CHUNK, nbytes), np.uint8), np.empty(min(CHUNK, nbytes), np.uint8)
     for lo in range(0, nbytes, CHUNK):
         n = min(CHUNK, nbytes - lo)
@@ -200,34 +211,23 @@ def _same(source: Source, a: int, b: int, nbytes: int) -> bool:
 
 
 def _exact_align(check: _Check) -> Iterable[Finding]:
-    """With g the largest multiplier of the items, each s·gᵢ is s'·g for some scale s' of the scales' dtype.
-
-    Products of a 4-bit and a 24-bit significand are exact in f64, so the comparison is.
-    """
-    items, table = check.need.items, _e4m3()
-    globals_ = np.stack([check.scalars.take(check.rows(i, "global"), 4).view(np.float32)[:, 0].astype(np.float64) for i in items], axis=1)
-    divides = check.divides(items[0], "global")
-    shared = globals_.min(axis=1) if divides else globals_.max(axis=1)
-    for k, item in enumerate(items):
-        rows, part = check.rows(item, "scale"), check.part(item, "scale")
-        for u in np.flatnonzero(globals_[:, k] != shared).tolist():
-            a, b = (shared[u], globals_[u, k]) if divides else (globals_[u, k], shared[u])
-            with np.errstate(all="ignore"):
-                wanted = table * a  # = s'·b
-                near = np.clip(np.searchsorted(table[:127], wanted / b), 1, 126)
-                exact = (table[near] * b == wanted) | (table[near - 1] * b == wanted)
-            row = int(rows[u])
-            at = check.scan(row, part.nbytes, lambda raw: ~exact[raw & 0x7F])
-            if at is not None:
-                yield INEXACT, row, at, f"times {a / b:g} is no {part.dtype} number"
-
-
-def _e4m3() -> np.ndarray:
-    """The 128 magnitudes of e4m3 as f64; the last is NaN."""
-    b = np.arange(128)
-    values = np.where(b >= 8, (8 + b % 8) * 2.0 ** (b // 8 - 10), (b % 8) * 2.0**-9)
-    values[127] = np.nan
-    return values
+    """In each slice, every block scale of the items has an exact one under the global scale that they will share."""
+    items, took = check.need.items, check.units.recipe.took.items
+    inverse = check.divides(items[0], "global")
+    outer, _, _ = rows_of(took[items[0]].shape)
+    numbers = [check.scalars.take(check.rows(i, "global"), check.part(i, "global").nbytes).view(np.float32) for i in items]
+    every = np.stack([n.reshape(len(check.units), outer, -1) for n in numbers], axis=2)  # [units, slices, items, spans]
+    shared = every.min(axis=(2, 3), keepdims=True) if inverse else every.max(axis=(2, 3), keepdims=True)
+    for unit, slice_, k, span in np.argwhere(every != shared).tolist():
+        item, old, new = items[k], float(every[unit, slice_, k, span]), float(shared[unit, slice_, 0, 0])
+        type, row = took[item], int(check.rows(item, "scale")[unit])
+        _, exact = rescaled(check.codec(item, "scale"), old, new, inverse)
+        _, n, _ = rows_of(type.shape)
+        edges = np.cumsum([0, *(type.spans or (n,))]).tolist()
+        begin, end = part_bytes(type, "scale", slice_ * n + edges[span], slice_ * n + edges[span + 1])
+        at = _scan(check.source, row, begin, end, lambda raw, exact=exact: ~exact[raw])
+        if at is not None:
+            yield INEXACT, row, begin + at, f"has no exact value under the global scale {new:g}; its own is {old:g}"
 
 
 KINDS: dict[str, Callable[[_Check], Iterable[Finding]]] = {"scales": _scales, "equal": _equal, "exact-align": _exact_align}
@@ -256,4 +256,4 @@ def _fold(check: _Check, found: Iterable[Finding], severity: str) -> list[Diagno
     return result
 
 
-assert all(np.dtype(kind).itemsize * 8 == DTYPE_BITS[dtype] for dtype, (kind, _, _) in BITS.items())
+assert all(np.dtype(kind).itemsize * 8 == DTYPE_BITS[codec] for codec, (kind, _, _) in BITS.items())

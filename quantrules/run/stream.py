@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quantrules.checkpoint.source import Source
+from quantrules.checkpoint import Source
 from quantrules.diagnostics import RunError
 from quantrules.lower import Layout, layout, lower
 from quantrules.ops.base import Value

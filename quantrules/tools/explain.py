@@ -189,7 +189,7 @@ class _Asked:
             for name, kind in names.items():
                 for r in read_name(source.pattern, name, env):
                     if kind not in wanted and not (kind == "module" and "" in suffixes):
-                        found = f"`{rule.steps[0].op.name}` reads {'modules' if kind == 'key' else 'keys'}, and {name} is a {kind}{"'s path" if kind == 'module' else ''}"
+                        found = f"`{rule.steps[0].op.name}` reads " + (f"modules, and {name} is a tensor's key" if kind == "key" else f"keys, and {name} is a module's path")
                     elif kind == "key" and not type.is_dense and rule.steps[0].op.name != "drop":
                         found = f"{name} is one tensor of a {type.format.name} module, which is taken whole"
                     elif left_out := next((e for e in rule.excepts if read_name(e, name, env)), None):
@@ -252,7 +252,7 @@ def _rule_lines(rule: BoundRule) -> Iterator[str]:
 
 
 def _typed(type: Type) -> str:
-    return str(type) if type.is_dense else f"{type} in {type.spelling.name}'s spelling"
+    return str(type) if type.is_dense else f"{type}, spelling {type.spelling.name}"
 
 
 def _types(grid: Grid[Type]) -> str:

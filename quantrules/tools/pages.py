@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attrs import evolve
+
 from quantrules import lang
 from quantrules.api import _builtin, builtin_formats, rules_directory, shipped_rules
 from quantrules.diagnostics import CODES, Diagnostic, RuleError, define
-from quantrules.lang import ast
+from quantrules.lang import ast, print_file
 from quantrules.lang.mistakes import nearest
 from quantrules.lang.printer import expression
 from quantrules.ops.base import REGISTRY, REQUIRED, Op
@@ -36,7 +38,7 @@ def rule_files() -> dict[str, str]:
 
 def page(word: str) -> str:
     """The page of an op, a format, a rule file or a code; raises RuleError where there is none."""
-    if word.upper() in _codes():
+    if word[:2].upper() == "QR" and word.upper() in _codes():
         return f"{word.upper()}: {CODES[word.upper()]}"
     blocks = {s.name: s for s in _builtin().statements if isinstance(s, ast.FormatDef)}
     files = shipped_rules()
@@ -44,7 +46,7 @@ def page(word: str) -> str:
     if word in REGISTRY:
         found.append("\n".join(_op(REGISTRY[word])))
     if word in blocks:
-        found.append(f"{word}, a format: {formats()[word]}\n\n{blocks[word].span.source.rstrip()}\n\nfrom {rules_directory() / 'formats.rules'}")
+        found.append(f"{word}, a format: {formats()[word]}\n\n{print_file(ast.File((evolve(blocks[word], comments=()),)))}\nfrom {rules_directory() / 'formats.rules'}")
     if word.removesuffix(".rules") in files:
         found.append("\n".join(_rule_file(word.removesuffix(".rules"))))
     if not found:

@@ -5,32 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from quantrules.api import Rules, builtin_formats
+from quantrules.api import Rules, _builtin
 from quantrules.diagnostics import Diagnostic
 from quantrules.formats import load_formats
 from quantrules.lang import ast, walk
 from quantrules.plan.scope import flatten
 
-VALUES = {f"QR02{n}" for n in range(6)}  # of expressions: a config key that is missing, and what follows from that
+NO_NAME, NO_KEY, OTHERS = "QR020", "QR021", ("QR022", "QR023", "QR024", "QR025")  # what lang.evaluate refuses
 
 
 def resolve(rules: Rules, params: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
     """Findings of a rule file without a source. What depends on the source's config is not known and not complained of."""
-    scope = flatten(rules.file, {}, load_formats(rules.file, builtin_formats()), params)
-    unknown = _needs_config(rules.file)
-    return tuple(d for d in scope.errors if d.code not in VALUES or d.span is None or not any(_within(d, s) for s in unknown))
+    scope = flatten(rules.file, {}, load_formats(_builtin(), rules.file), params)
+    unknown, names = _needs_config(rules.file)
+    return tuple(d for d in scope.errors if not _follows(d, unknown, names))
 
 
-def _needs_config(file: ast.File) -> list[ast.Statement]:
-    """Statements that read the config, or a `let`, `param` or `def` that does."""
+def _follows(d: Diagnostic, unknown: list[ast.Statement], names: set[str]) -> bool:
+    """Whether a finding only says that there is no config."""
+    if d.span is None:
+        return False
+    return d.code == NO_KEY or d.code == NO_NAME and d.span.source in names or d.code in OTHERS and any(_within(d, s) for s in unknown)
+
+
+def _needs_config(file: ast.File) -> tuple[list[ast.Statement], set[str]]:
+    """Statements that read the config, or a `let`, `param` or `def` that does; and the names of those."""
     found, names = [], set()
     for statement in _all(file.statements):
-        used = {n.name for n in walk(statement) if isinstance(n, (ast.Name, ast.Call))}
-        used |= {n.let for n in walk(statement) if isinstance(n, ast.Reference)}
+        used = {n.name for n in walk(statement) if isinstance(n, (ast.Name, ast.Call))} | {n.let for n in walk(statement) if isinstance(n, ast.Reference)}
         if used & names or any(isinstance(n, ast.Config) for n in walk(statement)):
             found.append(statement)
             names |= {statement.name} if isinstance(statement, (ast.Let, ast.Param, ast.Def)) else set()
-    return found
+    return found, names
 
 
 def _all(statements: Iterable[ast.Statement]) -> Iterator[ast.Statement]:

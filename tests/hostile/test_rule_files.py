@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import resource
 import time
-import tracemalloc
 
 import pytest
 
@@ -72,10 +72,10 @@ def test_mutants(seed):
     source = headers(SOURCE, builtin_formats(), CONFIG)
     seeds = SEEDS + [p.read_text() for p in sorted(rules_directory().glob("*.rules")) if p.stem != "formats"]
     parsed = clean = 0
-    tracemalloc.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(MUTANTS // 4):
         text = mutate(rng, rng.choice(seeds))
-        start = time.perf_counter()
+        start = time.thread_time()
         try:
             rules = parse(text, "mutant.rules")
             parsed += 1
@@ -87,9 +87,8 @@ def test_mutants(seed):
             assert str(error)
         except Exception as error:  # the text is what one needs to see
             raise AssertionError(f"{type(error).__name__} for:\n{text}") from error
-        assert time.perf_counter() - start < 5, text
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    print(f"{MUTANTS // 4} mutants: {parsed / MUTANTS * 4:.0%} parse, {clean / MUTANTS * 4:.0%} bind clean; {peak >> 20} MB at most")
-    assert peak < 200 << 20
+        assert time.thread_time() - start < 1, text  # of this thread: machines are shared
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"{MUTANTS // 4} mutants: {parsed / MUTANTS * 4:.0%} parse, {clean / MUTANTS * 4:.0%} bind clean; memory grew by {grown >> 10} MB")
+    assert grown < 200 << 10
     assert 0.2 < parsed / MUTANTS * 4 < 0.95 and clean

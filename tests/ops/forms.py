@@ -7,7 +7,7 @@ import torch
 
 from quantrules.ops import REGISTRY
 from quantrules.ops.base import Context, Step, Value
-from quantrules.ops.torch_views import view
+from quantrules.ops.torch_views import torch_dtype
 from quantrules.types import (
     Axis,
     Element,
@@ -90,7 +90,7 @@ def value(type: Type, name: str = "m", **parts) -> Value:
 
 
 def of(tensor: torch.Tensor, dtype: str, name: str = "m", spelling: str = "weight") -> Value:
-    return value(dense(dtype, *tensor.shape, spelling=spelling), name, codes=tensor)
+    return value(dense(dtype, *tensor.shape, spelling=spelling), name, codes=tensor.to(torch_dtype(dtype)))
 
 
 def random(type: Type, seed: int = 0, name: str = "m", spread: float = 1.0) -> Value:
@@ -186,4 +186,4 @@ def numbers(v: Value) -> torch.Tensor:
     return one("dequant", v, dtype="f32").tensor().clone() if not v.type.is_dense else v.tensor().float()
 
 
-__all__ = ["Axis", "Grid", "flat_rows"]
+__all__ = ["Axis", "Grid", "Value", "flat_rows"]

@@ -34,6 +34,10 @@ def found(types, needs, tensors, n=1, **how):
     return preflight(plan_of(source, job), source, **how)
 
 
+def f32(x):
+    return np.float32(x).tobytes()
+
+
 SCALES = [Need("scales", (0,), ("scale", "global"))]
 
 
@@ -50,6 +54,8 @@ SCALES = [Need("scales", (0,), ("scale", "global"))]
         ("f32", np.array([1, 2, 3, np.nan, 5, 6], np.float32), "[1, 1]", "is NaN"),
         ("f32", np.array([1, 2, 3, 4, -1e-30, 6], np.float32), "[2, 0]", "is negative"),
         ("bf16", np.array([1, 2, 3, 4, 5, 0x7F81], np.uint16), "[2, 1]", "is NaN"),
+        ("f8_e4m3fnuz", bytes([1, 0x7F, 3, 4, 0x80, 0]), "[2, 0]", "is NaN"),
+        ("f8_e4m3fnuz", bytes([1, 0x81, 3, 4, 5, 0]), "[0, 1]", "is negative"),
         ("f16", np.array([1, 2, 3, 0xFBFF, 5, 6], np.uint16), "[1, 1]", "is negative"),
     ],
 )
@@ -107,19 +113,27 @@ def test_parts_that_must_be_equal(small, monkeypatch):
     assert error.message == "`x.1.m0.global` differs from `x.1.m2.global`"
 
 
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("ratio, scale, exact", [(0.5, 0x38, True), (0.5, 0x09, False), (0.5, 0x02, True), (0.75, 0x38, True), (0.7, 0x38, False), (0.75, 0x39, False)])
-def test_exact_alignment(ratio, scale, exact, inverse):
-    """1.0 · 0.5 is a scale; 1.125 · 2^-6 · 0.5 has a bit too many below the normal range; 1.125 · 0.75 has one too many."""
-    small = np.float32(1 / ratio if inverse else ratio)
-    types = [scaled(3, global_=True, inverse=inverse)] * 2
-    tensors = {"x.0.m0.global": np.float32(1).tobytes(), "x.0.m1.global": small.tobytes(), "x.0.m1.scale": bytes([0, 0, 0, scale, 0, 0])}
-    if inverse and ratio == 0.75:
-        exact = False  # 1 / 0.75 is no f32, so s / g is another product
+INEXACT = [(0.5, 0x09), (0.5, 0x01), (0.7, 0x38), (0.75, 0x39)]
+EXACT = [(0.5, 0x38), (0.5, 0x02), (0.5, 0x08), (0.75, 0x38), (0.25, 0x7E)]
+
+
+@pytest.mark.parametrize("ratio, scale", EXACT + INEXACT)
+def test_exact_alignment(ratio, scale):
+    """1 · 0.5 is a scale; 1.125 · 2^-6 · 0.5 has a bit too many below the normal range; 1.125 · 0.75 has one too many."""
+    types = [scaled(3, global_=True)] * 2
+    tensors = {"x.0.m0.global": f32(1), "x.0.m1.global": f32(ratio), "x.0.m1.scale": bytes([0, 0, 0, scale, 0, 0])}
     errors = found(types, [Need("exact-align", (0, 1), ("scale", "global"))], tensors)
-    assert bool(errors) != exact
+    assert bool(errors) == ((ratio, scale) in INEXACT)
     if errors:
-        assert errors[0].message.startswith("`x.0.m1.scale`[1, 1] times 0.")
+        assert errors[0].message == f"`x.0.m1.scale`[1, 1] has no exact value under the global scale 1; its own is {ratio}"
+
+
+def test_exact_alignment_of_scales_that_divide():
+    """The smallest divisor is shared: 1.125 / 4 is a scale under 2, and 1.125 · 2^-6 / 4 is not."""
+    types, needs = [scaled(3, global_=True, inverse=True)] * 2, [Need("exact-align", (0, 1), ("scale", "global"))]
+    tensors = {"x.0.m0.global": f32(2), "x.0.m1.global": f32(4), "x.0.m1.scale": bytes([0, 0x39, 0, 0, 0, 0])}
+    assert found(types, needs, tensors) == []
+    assert len(found(types, needs, tensors | {"x.0.m1.scale": bytes([0, 0x09, 0, 0, 0, 0])})) == 1
 
 
 def test_dense_items_have_nothing_to_check():
