@@ -1,4 +1,4 @@
-"""Converts quantised LLM checkpoints by rules: a small language, a plan that is checked before a byte is read, an engine that runs it.
+"""Converts quantised LLM checkpoints by rules: a language, a plan that is checked before a byte is read, and a runner.
 
 The public API, and nothing else. Every name is imported when it is first asked for, so `import quantrules` costs nothing.
 """
@@ -19,7 +19,9 @@ _HOMES = {
     **dict.fromkeys(("Rules", "apply", "load", "parse", "stream"), "quantrules.api"),
     "open_source": "quantrules.checkpoint",
     "Plan": "quantrules.plan.model",
-    **dict.fromkeys(("CheckpointError", "Diagnostic", "PlanError", "QuantrulesError", "RuleError", "RunError"), "quantrules.diagnostics"),
+    **dict.fromkeys(
+        ("CheckpointError", "Diagnostic", "PlanError", "QuantrulesError", "RuleError", "RunError"), "quantrules.diagnostics"
+    ),
 }
 
 __all__ = [

@@ -114,7 +114,8 @@ def _clip(source: str, at: int, width: int = 160) -> tuple[str, int]:
     if len(source) <= width:
         return source, at
     start = max(0, min(at - width // 2, len(source) - width))
-    return source[start : start + width], at - start
+    before, after = "…" * (start > 0), "…" * (start + width < len(source))
+    return before + source[start : start + width] + after, at - start + len(before)
 
 
 def visible(text: str) -> str:

@@ -128,3 +128,16 @@ def plan_lines(plan) -> Iterator[str]:
                 yield f"{key}  {units.recipe.made.items[item].part(role)}  = {sources}{steps}"
             if not units.targets:
                 yield f"(dropped)  {', '.join(plan.table.name(int(r)) for r in units.sources[u])}"
+
+
+def run(plan, source=None) -> dict[str, Any]:
+    """Every target of a plan as a torch tensor, in memory, after the plan's checks. Raises PlanError and RunError."""
+    from quantrules.diagnostics import RunError
+    from quantrules.run.preflight import preflight
+    from quantrules.run.stream import stream
+
+    plan.raise_for_errors()
+    source = plan.source if source is None else source
+    if found := preflight(plan, source):
+        raise RunError(found)
+    return dict(stream(plan, source))

@@ -56,7 +56,8 @@ def made(data_root):
             need_modules(*needs)
             shutil.rmtree(out.parent, ignore_errors=True)
             unfinished = out.with_name("unfinished")
-            subprocess.run([sys.executable, str(script), *map(str, before), str(unfinished), *map(str, arguments)], check=True)
+            command = [sys.executable, str(script), *map(str, before), str(unfinished), *map(str, arguments)]
+            subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})  # two threads are no faster
             for beside in unfinished.parent.glob("unfinished.*"):
                 beside.rename(beside.with_name(beside.name.replace("unfinished", "made")))
             unfinished.rename(out)

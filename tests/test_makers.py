@@ -37,6 +37,7 @@ def test_v4_pro_in_the_other_spelling_has_as_many_keys(v4_headers):
 
 @pytest.mark.oracle
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # it makes them
 @pytest.mark.parametrize("spelling, parts", [("compressed-tensors", 3), ("modelopt", 4)])
 def test_smollm2_in_nvfp4_has_210_modules_and_their_decoding_beside(smollm2, smollm2_nvfp4, spelling, parts):
     from safetensors import safe_open

@@ -46,7 +46,7 @@ def test_the_wheel_ships_every_rule_file_the_grammar_and_the_type_marker(wheel):
     names = set(ZipFile(wheel).namelist())
     assert RULES
     assert {f"quantrules/rules/{name}" for name in RULES} <= names
-    assert {"quantrules/py.typed", "quantrules/cli.py", "quantrules/lang/grammar.lark"} <= names
+    assert {"quantrules/py.typed", "quantrules/cli/__init__.py", "quantrules/lang/grammar.lark"} <= names
     assert not [name for name in names if name.startswith(("tests", "rules/", "examples"))]
 
 

@@ -63,10 +63,9 @@ def there_and_back() -> None:
     sizes = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6 for folder in (source, packed)]
     check(sizes[1] < 0.5 * sizes[0], f"{sizes[0]:.0f} MB became {sizes[1]:.0f} MB", "NVFP4 is not smaller")
     compare(before, after)
-    answers = [generate(folder) for folder in (source, back)]
-    for folder, text in zip((source, back), answers):
-        console.print(f"  {folder}: “{QUESTION}” → ", Text(f"“{text}”", style="bold"), sep="")
-        check(ANSWER in text, f"{folder} names {ANSWER}", f"{folder} does not name {ANSWER}, but says: {text}")
+    for folder in (source, back):
+        text = generate(folder)
+        check(ANSWER in text, f"{folder}: “{QUESTION}” “{text}”", f"{folder} does not name {ANSWER}, but says: {text}")
 
 
 def compare(before: dict, after: dict) -> None:
@@ -76,7 +75,7 @@ def compare(before: dict, after: dict) -> None:
     outside = out_of_band(errors)
     check(
         len(errors) == PROJECTIONS and not outside,
-        f"all {len(errors)} matrices have the error of NVFP4, between {NVFP4_BAND[0]} and {NVFP4_BAND[1]}",
+        f"all {len(errors)} matrices have the error of NVFP4, {NVFP4_BAND[0]:.3f} to {NVFP4_BAND[1]:.3f}",
         f"{len(errors)} of {PROJECTIONS} matrices, {len(outside)} with an error that NVFP4 does not have: {outside[:3]}",
     )
     rest = [key for key in before if key not in errors]
@@ -197,9 +196,9 @@ def quantrules(*arguments, quiet: bool = False) -> str:
 
 
 def run(*command, capture: bool = True) -> str:
-    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE if capture else None, text=True)
+    done = subprocess.run([str(part) for part in command], capture_output=capture, text=True)
     if done.returncode:
-        raise SystemExit(f"exit status {done.returncode}: {' '.join(map(str, command))}")
+        raise SystemExit(f"{done.stderr or ''}exit status {done.returncode}: {' '.join(map(str, command))}")
     return done.stdout or ""
 
 

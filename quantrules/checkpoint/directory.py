@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from quantrules.checkpoint.files import open_regular, quoted, read_small, refuse, strict_json
+from quantrules.checkpoint.files import UNREADABLE, open_regular, quoted, read_small, refuse, strict_json
 from quantrules.checkpoint.headers import Header, read_header
 from quantrules.checkpoint.source import CONFIG_FILES, INDEX_SUFFIX, MANIFEST, SUFFIX, FileSource, SideFile, Stamp, is_inside
 from quantrules.checkpoint.table import TableBuilder, paused_gc
@@ -112,10 +112,10 @@ def locate(path_or_id: str | os.PathLike) -> Path:
     repository = cache / f"models--{model[1]}--{model[2]}"
     revision = model[3] or "main"
     reference = repository / "refs" / revision
-    if reference.is_file():
+    if os.path.isfile(reference):
         revision = read_small(reference, 1000, str(reference)).decode("ascii", "replace").strip()
     snapshot = repository / "snapshots" / revision
-    if not re.fullmatch(r"[\w-][\w.-]*", revision) or not snapshot.is_dir():
+    if not re.fullmatch(r"[\w-][\w.-]*", revision) or not os.path.isdir(snapshot):
         raise refuse(NOT_FOUND, f"{quoted(text)} is neither a path nor in the local Hub cache {cache}", f"hf download {model[1]}/{model[2]}")
     return Path(os.path.realpath(snapshot))
 
@@ -143,7 +143,10 @@ def choose(root: Path) -> Layout:
         if root.name.endswith(INDEX_SUFFIX):
             return _indexed(root.parent, root.name, ())
         return Layout((root.name,))
-    names = sorted(n for n in os.listdir(root) if not n.startswith("."))
+    try:
+        names = sorted(n for n in os.listdir(root) if not n.startswith("."))
+    except OSError as e:
+        raise refuse(UNREADABLE, f"{root}: {e.strerror}") from None
     shards = tuple(n for n in names if n.endswith(SUFFIX))
     indexes = [n for n in names if n.endswith(INDEX_SUFFIX)]
     preferred = "model" + INDEX_SUFFIX
@@ -254,8 +257,9 @@ def _headers(directory: Path, layout: Layout, found: _Findings) -> Iterator[tupl
     for file in layout.files:
         path = directory / file
         with found.collected():
-            if not path.exists():
-                raise refuse(MISSING, f"{path} is missing" + (", a link that leads nowhere" if path.is_symlink() else ""), "is the download complete?")
+            if not os.path.exists(path):  # unlike pathlib's, it takes any name
+                nowhere = ", a link that leads nowhere" if os.path.islink(path) else ""
+                raise refuse(MISSING, f"{directory}/{quoted(file)} is missing{nowhere}", "is the download complete?")
             fd = open_regular(path)
             try:
                 stamp = Stamp.of(fd)
@@ -310,7 +314,7 @@ def _merge(metadata: dict[str, str | None], more: Mapping[str, str]) -> None:
 def _side_files(directory: Path, found: _Findings) -> tuple[SideFile, ...]:
     """What is copied beside the tensors: no weights, no config, no index, no dot files, no folders behind links."""
     sides, left = [], []
-    for folder, folders, names in os.walk(directory):
+    for folder, folders, names in os.walk(directory, onerror=lambda e: left.append(os.path.relpath(e.filename, directory) + "/")):
         inner = os.path.relpath(folder, directory)
         prefix = "" if inner == "." else inner.replace(os.sep, "/") + "/"
         left += [prefix + f + "/" for f in folders if os.path.islink(os.path.join(folder, f))]
@@ -319,7 +323,7 @@ def _side_files(directory: Path, found: _Findings) -> tuple[SideFile, ...]:
             if not prefix and (name in CONFIG_FILES or name == MANIFEST or name.endswith((SUFFIX, INDEX_SUFFIX))):
                 continue
             path = Path(folder, name)
-            if name.endswith(_OTHER_WEIGHTS) or not path.is_file():
+            if name.endswith(_OTHER_WEIGHTS) or not os.path.isfile(path):
                 left.append(prefix + name)
             else:
                 sides.append(SideFile(prefix + name, path))

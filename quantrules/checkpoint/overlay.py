@@ -64,8 +64,10 @@ def read_scales(path: Path) -> dict[str, float]:
                 source.read_into(row, 0, 4, number.view(np.uint8))
                 found[source.table.name(row)] = float(number[0])
     for key, value in found.items():
-        if not (math.isfinite(value) and value > 0):
-            raise _bad(path, f"{key} is {value}, and a scale is a positive number")
+        with np.errstate(over="ignore", under="ignore"):
+            stored = np.float32(value)
+        if not (np.isfinite(stored) and stored > 0):
+            raise _bad(path, f"{key} is {value}, and a scale is a positive number that f32 can hold")
     return {key.removesuffix(SUFFIX): value for key, value in found.items()}
 
 
@@ -80,7 +82,7 @@ def _from_json(path: Path) -> dict[str, float]:
         raise _bad(path, "it is not JSON") from None
     if not isinstance(found, dict) or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in found.values()):
         raise _bad(path, "it is not an object of numbers")
-    return {k: float(min(v, 1e300)) for k, v in found.items()}
+    return {k: v if abs(v) < 1e300 else math.inf for k, v in found.items()}  # JSON integers have no end
 
 
 def _bad(path: Path, reason: str) -> CheckpointError:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from quantrules.checkpoint.files import Descriptors, copy_range, open_regular, write_at
-from quantrules.checkpoint.placing import Placing
+from quantrules.checkpoint.place import Placing
 from quantrules.checkpoint.source import CONFIG_FILES, INDEX_SUFFIX, MANIFEST, SUFFIX, SideFile, Source, as_bytes, is_inside
 from quantrules.diagnostics import CheckpointError, Diagnostic, RunError, define
 

@@ -18,6 +18,7 @@ from attrs import evolve, field, frozen
 from quantrules.names import HOLE, Names, split_name
 
 _CLASSES = (_c.LITERAL, _c.NOT_LITERAL, _c.ANY, _c.IN)
+_ANCHORS = [(_c.AT, at) for at in (_c.AT_BEGINNING, _c.AT_BEGINNING_STRING, _c.AT_END, _c.AT_END_STRING)]
 LONGEST = 600  # characters of an expression, and of a name that one is tried on
 MOST = 1000  # patterns of one list; names are not counted
 
@@ -52,6 +53,8 @@ class Regex:
         if len(text) > LONGEST or self.needs not in text:
             return False
         found = ends(self.items, text, {0})
+        if not self.whole and found and all(p % 1 for p in found):
+            raise _Depends
         return len(text) in found if self.whole else bool(found)
 
 
@@ -74,43 +77,36 @@ def _depth(items) -> int:
             if argument[0] < 0:
                 raise NotUnderstood("look-behind")
             deepest = max(deepest, _depth(argument[1]))
-        elif op not in (*_CLASSES, _c.AT):
+        elif op not in _CLASSES and (op, argument) not in _ANCHORS:
             raise NotUnderstood(str(op))
     return deepest
 
 
-def ends(items, text: str, starts: set[int], many: bool = False) -> set[int]:
-    """Where matches of a sequence that begin at one of `starts` end. many: within a repeat without a bound."""
+def ends(items, text: str, starts: set[float]) -> set[float]:
+    """Where matches of a sequence that begin at one of `starts` end; at + 0.5 is within the number of the HOLE at `at`."""
     for op, argument in items:
         if op is _c.BRANCH:
-            starts = set().union(*(ends(b, text, starts, many) for b in argument[1]))
+            starts = set().union(*(ends(b, text, starts) for b in argument[1]))
         elif op is _c.SUBPATTERN:
-            starts = ends(argument[3], text, starts, many)
+            starts = ends(argument[3], text, starts)
         elif op in (_c.MAX_REPEAT, _c.MIN_REPEAT):
             starts = _repeat(*argument, text, starts)
         elif op is _c.AT:
-            if argument not in (_c.AT_BEGINNING, _c.AT_BEGINNING_STRING, _c.AT_END, _c.AT_END_STRING):
-                raise NotUnderstood(str(argument))
             starts = starts & {0 if argument in (_c.AT_BEGINNING, _c.AT_BEGINNING_STRING) else len(text)}
         elif op in (_c.ASSERT, _c.ASSERT_NOT):
-            starts = {s for s in starts if bool(ends(argument[1], text, {s}, many)) == (op is _c.ASSERT)}
+            starts = {s for s in starts if bool(ends(argument[1], text, {s})) == (op is _c.ASSERT)}
         else:
-            starts = {s + 1 for s in starts if s < len(text) and _reads(op, argument, text[s], many)}
+            starts = {int(s) + 1 for s in starts if s < len(text) and _reads(op, argument, text[int(s)], once=True)}
     return starts
 
 
-def _repeat(low: int, high, body, text: str, starts: set[int]) -> set[int]:
+def _repeat(low: int, high, body, text: str, starts: set[float]) -> set[float]:
     unbounded = high is _c.MAXREPEAT
-    if unbounded and low <= 1 and len(body) == 1 and body[0][0] in _CLASSES:  # `.*` and `\d+`, in one pass
-        made, inside = set(starts) if low == 0 else set(), False
-        for at in range(min(starts, default=len(text)), len(text)):
-            inside = (inside or at in starts) and _reads(*body[0], text[at], True)
-            if inside:
-                made.add(at + 1)
-        return made
+    if unbounded and low <= 1 and len(body) == 1 and body[0][0] in _CLASSES:
+        return _run_of(low, *body[0], text, starts)
     made, seen, count = set(starts) if low == 0 else set(), set(starts), 0
     while starts and (unbounded or count < high):
-        starts, count = ends(body, text, starts, unbounded and low <= 1), count + 1
+        starts, count = ends(body, text, starts), count + 1
         if count >= low:
             made |= starts
             if unbounded:  # what was reached once need not be gone on from again
@@ -118,14 +114,25 @@ def _repeat(low: int, high, body, text: str, starts: set[int]) -> set[int]:
     return made
 
 
-def _reads(op, argument, character: str, many: bool) -> bool:
-    """Whether a class reads a character. HOLE stands for some digits: a class must read them all, or the answer depends."""
+def _run_of(low: int, op, argument, text: str, starts: set[float]) -> set[float]:
+    """`.*`, `\\d+` and the like, in one pass. They may stop within a number, which is for what follows to make sense of."""
+    made, running = set(starts) if low == 0 else set(), False
+    for at in range(int(min(starts, default=len(text))), len(text)):
+        within = at + 0.5 in starts
+        running = (running or within or at in starts) and _reads(op, argument, text[at], once=within and low > 0)
+        if running:
+            made |= {at + 1, at + 0.5} if text[at] == HOLE else {at + 1}
+    return made
+
+
+def _reads(op, argument, character: str, once: bool) -> bool:
+    """Whether a class reads a character. HOLE stands for one digit or more: a class that reads all of them may run over it."""
     if character != HOLE:
         return _in(op, argument, character)
     digits = {_in(op, argument, d) for d in "0123456789"}
-    if len(digits) > 1 or digits == {True} and not many:
+    if len(digits) > 1 or True in digits and once:
         raise _Depends
-    return digits == {True}
+    return True in digits
 
 
 def _in(op, argument, c: str) -> bool:

@@ -26,7 +26,7 @@ class Node:
 class Literal(Node):
     """A number, a text, or a JSON constant (true, false, null)."""
 
-    value: int | float | str | bool | None
+    value: int | float | str | bool | None = field(eq=lambda v: (type(v), v))  # true is not 1
 
 
 @frozen

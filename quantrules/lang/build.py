@@ -168,15 +168,15 @@ class Builder:
 
     def definition(self, c):
         nodes = _nodes(c)
-        names = [n.value for n in nodes if isinstance(n, Made) and n.kind == "name"]
-        for n in nodes:
-            if isinstance(n, Made) and n.kind == "name" and names[1:].count(n.value) > 1:
-                self.error(mistakes.QR_NAME, f"the parameter `{n.value}` stands twice", n.span,
-                           help="give each parameter a name of its own")
+        name, *params = [n for n in nodes if isinstance(n, Made) and n.kind == "name"]
+        for i, param in enumerate(params):
+            if any(param.value == other.value for other in params[:i]):
+                message = f"the parameter `{param.value}` stands twice"
+                self.error(mistakes.QR_NAME, message, param.span, help="give each parameter a name of its own")
                 break
         pipeline = next(n for n in nodes if isinstance(n, ast.Pipeline))
         when = nodes[-1].value if isinstance(nodes[-1], Made) else None
-        return ast.Def(names[0], tuple(names[1:]), pipeline, when, span=self.span(c))
+        return ast.Def(name.value, tuple(p.value for p in params), pipeline, when, span=self.span(c))
 
     def let(self, c):
         value = c[3]
@@ -467,7 +467,7 @@ class Builder:
         return ast.Reference(self.label(c), c[1].value, span=self.span(c))
 
     def star(self, c):
-        return ast.Star(self.word(c[1]), span=self.span(c))
+        return ast.Star(c[1].value, span=self.span(c))
 
     def range(self, c):
         dots = c.index("..")

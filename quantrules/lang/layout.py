@@ -123,24 +123,26 @@ class Layout:
         open_count = dict.fromkeys("([{", 0)
         steps = [0] * (len(lines) + 1)
 
+        def refuse(code: str, at: int, row: int, message: str, label: str, help: str) -> None:
+            if not lines[row].bad:  # one mistake a line: the others mostly follow from it
+                lines[row].bad = True
+                self._error(code, message, at, at + 1, label, help)
+
         def unclosed(mark: str, at: int, row: int) -> None:
             open_count[mark] -= 1
-            lines[row].bad = True
-            self._error(QR_BRACKET, f"this `{mark}` is never closed", at, at + 1, f"expected `{_PARTNER[mark]}`",
-                        "close it; as a character of a name it goes in quotes or after `\\`")
+            refuse(QR_BRACKET, at, row, f"this `{mark}` is never closed", f"expected `{_PARTNER[mark]}`",
+                   "close it; as a character of a name it goes in quotes or after `\\`")
 
         for mark, at, row in brackets:
             if mark in open_count:
                 stack.append((mark, at, row))
                 open_count[mark] += 1
-                if len(stack) == MAX_BRACKETS + 1:
-                    self._error(QR_LIMIT, f"brackets are nested more than {MAX_BRACKETS} deep", at, at + 1, "",
-                                "name inner parts with `let` or `def`")
-                lines[row].bad |= len(stack) > MAX_BRACKETS
+                if len(stack) > MAX_BRACKETS:
+                    refuse(QR_LIMIT, at, row, f"brackets are nested more than {MAX_BRACKETS} deep", "",
+                           "name inner parts with `let` or `def`")
             elif not open_count[_PARTNER[mark]]:
-                lines[row].bad = True
-                self._error(QR_BRACKET, f"this `{mark}` closes nothing", at, at + 1, f"no `{_PARTNER[mark]}` is open",
-                            f"remove it; as a character of a name it is written `\\{mark}`")
+                refuse(QR_BRACKET, at, row, f"this `{mark}` closes nothing", f"no `{_PARTNER[mark]}` is open",
+                       f"remove it; as a character of a name it is written `\\{mark}`")
             else:
                 while stack[-1][0] != _PARTNER[mark]:
                     unclosed(*stack.pop())

@@ -57,7 +57,7 @@ HINTS = (
     (QR_ARROW, "`{at}` is not an arrow", "write `→` or `->`",
      "rule a => b", "rule a ⇒ b", "rule a —> b", "rule a –> b", "rule a > b", "rule a - b", "rename rename a => b",
      "under under a => b"),
-    (QR_ARROW, "no arrow stands before `=`", "a rule is `{before} → OPS`; constants begin with `let`, pipelines with `def`",
+    (QR_ARROW, "no arrow stands before `=`", "write `{before} → OPS`; constants begin with `let`, pipelines with `def`",
      "rule a = b", "rule a, b = c"),
     (QR_ARROW, "a rule needs an arrow before the op", "write `{before} → {at}`",
      "rule a ¶", "rule a, b ¶", "rule a @ b ¶", "rule a | b", "rule {a} ¶"),
@@ -128,7 +128,7 @@ HINTS = (
     (QR_BRACES, "`*` does not stand in a list", "write one pattern for each, or `\\*` for the character",
      "members a*,b", "members *,b", "alternation a|*", "alternation a*|b", "alternation *|b"),
     (QR_BRACES, "an item is missing", 'write it, or `""` for no characters',
-     "alternation |a", "alternation a|", "alternation a||b", "alternation x:|a", "alternation a=|b", "members a,",
+     "alternation |a", "alternation a|", "alternation a||b", "alternation x:|a", "alternation a=|b", "members a,", "members a,b,",
      "members ,b", "members a,,b", "alternation a="),
     (QR_BRACES, "a range has a name", "write `{{L:0..3}}`",
      "range 0..3", "range ..3", "range a..3"),
@@ -192,13 +192,13 @@ def _place(error, content: str) -> tuple[tuple[int, ...], int, str]:
 
 def _allowed(error) -> set[str]:
     """The terminals that may stand at the place. A state's own set holds what any use of its rule may be followed by."""
-    states, allowed = error.state.parse_conf.states, set()
+    conf, allowed = error.state.parse_conf, set()
     for terminal in {*(getattr(error, "allowed", None) or error.expected), "$END"}:
         stack = list(error.state.state_stack)
-        while (found := states[stack[-1]].get(terminal)) and not isinstance(found[1], int):  # a rule to reduce by
+        while (found := conf.states[stack[-1]].get(terminal)) and not isinstance(found[1], int):  # a rule to reduce by
             del stack[len(stack) - len(found[1].expansion) :]
-            stack.append(states[stack[-1]][found[1].origin.name][1])
-        if found:
+            stack.append(conf.states[stack[-1]][found[1].origin.name][1])
+        if found or (terminal == "$END" and stack[-1] == conf.end_state):
             allowed.add(terminal)
     return allowed
 

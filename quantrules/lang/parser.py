@@ -41,7 +41,8 @@ def parse(text: str, name: str = "<text>") -> ast.File:
         statements = _Reader(source, layout, report).statements(layout.chunks)
     except _Enough:
         end = len(source.content)
-        found.append(Diagnostic(QR_LIMIT, f"{name} has more mistakes than these {MAX_ERRORS}", Span(source, end, end)))
+        message = f"{name} has more mistakes than these {MAX_ERRORS}"
+        found.append(Diagnostic(QR_LIMIT, message, Span(source, end, end), help="mend these, then look again"))
     if found:
         raise RuleError(sorted(found, key=lambda d: d.span.start))
     return ast.File(statements, tuple(layout.comments), span=Span(source, 0, len(source.content)))

@@ -56,9 +56,9 @@ def _block(statements: tuple[ast.Statement, ...], indent: str, lines: list[str],
         if isinstance(node, ast.Under):
             section = _block(node.body, indent + INDENT, lines, section)
         elif isinstance(node, ast.FormatDef):
-            _format(node, lines)
+            _format(node, indent + INDENT, lines)
         elif isinstance(node, ast.DialectDef):
-            _dialect(node, lines)
+            _dialect(node, indent + INDENT, lines)
     return section
 
 
@@ -191,32 +191,32 @@ def _start(text: str) -> str:
     return '"config"' + text[6:] if text.startswith("config.") else text
 
 
-def _format(node: ast.FormatDef, lines: list[str]) -> None:
+def _format(node: ast.FormatDef, indent: str, lines: list[str]) -> None:
     if node.element:
         codec, count, container, order = node.element
         packed = "" if (count, container, order) == (1, codec, "low") else f", {count} in {container}, {order} first, along -1"
-        lines.append(f"{INDENT}element {codec}{packed}")
+        lines.append(f"{indent}element {codec}{packed}")
     if node.block:
-        lines.append(f"{INDENT}block [{', '.join(map(str, node.block))}]")
+        lines.append(f"{indent}block [{', '.join(map(str, node.block))}]")
     if node.value is not None:
-        lines.append(f"{INDENT}value {expression(node.value)}")
+        lines.append(f"{indent}value {expression(node.value)}")
     for spelling in node.spellings:
-        _commented(spelling, f"spelling {spelling.name}", INDENT, lines)
+        _commented(spelling, f"spelling {spelling.name}", indent, lines)
         rows = [(p.role, _text(p.suffix), "|".join(p.dtypes or ("any",)) + _dims(p.grid, None)) for p in spelling.parts]
         widths = [max(map(len, column)) for column in zip(*rows)]
         for part, row in zip(spelling.parts, rows):
             words = [f"{word} {_text(value)}" if word in ("cat", "stack", "dense") else word for word, value in part.words]
             columns = [cell.ljust(width) for cell, width in zip(row, widths)]
-            _commented(part, "  ".join([*columns, *words]).rstrip(), 2 * INDENT, lines)
+            _commented(part, "  ".join([*columns, *words]).rstrip(), indent + INDENT, lines)
         if spelling.declared is not None:
-            lines.append(f"{2 * INDENT}declared {expression(spelling.declared)}")
+            lines.append(f"{indent + INDENT}declared {expression(spelling.declared)}")
 
 
-def _dialect(node: ast.DialectDef, lines: list[str]) -> None:
+def _dialect(node: ast.DialectDef, indent: str, lines: list[str]) -> None:
     fields = [("reads", node.reads)] if node.reads else []
     fields += [(f"for {name} {spelling}".rstrip(), value) for name, spelling, value in node.entries]
     fields += [(f"file {json.dumps(file, ensure_ascii=False)} {name}", value) for file, name, value in node.files]
-    lines += [f"{INDENT}{head} {_tall(value, INDENT, len(head))}" for head, value in fields]
+    lines += [f"{indent}{head} {_tall(value, indent, len(head))}" for head, value in fields]
 
 
 # ------------------------------------------------------------------------------------------------ pipelines and types

@@ -72,7 +72,7 @@ class Call:
         made, takes = self.step.made.items[item], self.step.takes.items
         for part in made.parts:
             total = 0
-            for type, r in zip(takes, ranges):
+            for type, r in zip(takes, ranges, strict=True):
                 if r is not None:
                     if (found := type.part(part.role)) is None or found.dtype != part.dtype:
                         return False
@@ -116,7 +116,7 @@ class Program:
             elements = max(sum(math.prod(t.shape) for t in takes), sum(math.prod(t.shape) for t in made))
             return sum(t.nbytes for t in (*before.items, *made)) + call.scratch * elements
 
-        return max((held(c, s) for c, s in zip(self.calls, self.stages)), default=0)
+        return max((held(c, s) for c, s in zip(self.calls, self.stages[:-1], strict=True)), default=0)
 
     def cost(self, stage: int, item: int, lo: int, hi: int) -> int | None:
         """Bytes held at the peak while rows [lo, hi) of an item of a stage are made; None where these rows are no legal tile."""
@@ -137,7 +137,7 @@ class Program:
             return None
         sizes = [sum(span(before[i], p.role, *r) for p in before[i].parts) for i, r in needed]
         if call.pieces(item, lo, hi, ranges):  # each input lies in the output's buffer
-            return own + max((c - s for c, s in zip(costs, sizes)), default=0)
+            return own + max((c - s for c, s in zip(costs, sizes, strict=True)), default=0)
         held = [sum(sizes[:k]) + c for k, c in enumerate(costs)]
         elements = max([(hi - lo) * width(type), sum((r[1] - r[0]) * width(before[i]) for i, r in needed)])
         return max([*held, sum(sizes) + own + call.scratch * elements])

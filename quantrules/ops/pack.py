@@ -8,7 +8,7 @@ from quantrules.diagnostics import define
 from quantrules.ops.base import Context, Op, Param, Refused, Value, register
 from quantrules.ops.codecs import codec_of, decode_numbers
 from quantrules.ops.lift import SEVERAL_SCALES, WRONG_ARGUMENT, check_parts
-from quantrules.ops.torch_views import flat
+from quantrules.ops.torch_views import flat, torch_dtype
 from quantrules.types import FLOATS, PartType, Spelling, Type, part_type
 
 NO_PLACE = define("QR205", "A spelling has no place for a part, or for its dtype")
@@ -107,13 +107,12 @@ def _kinds(t: Type, made: Type) -> list[str]:
 def _numbers(source: Value, target: Value, role: str, kind: str) -> None:
     import torch
 
-    old, new = source.type.part(role), target.tensor(role)
-    numbers = decode_numbers(source.tensor(role), codec_of(source.type.format, role, old.dtype)).reshape(new.shape)
-    if kind == "inverse":
-        numbers = 1 / numbers
-    stored = numbers.to(new.dtype if new.dtype != torch.uint8 else torch.float8_e8m0fnu)
-    bad = ~torch.isfinite(stored.float()) | (stored.float() != numbers if kind == "number" else False)
+    old, new = source.type.part(role), target.type.part(role)
+    was = decode_numbers(source.tensor(role).reshape(-1), codec_of(source.type.format, role, old.dtype))
+    made = 1 / was if kind == "inverse" else was
+    stored = made.to(torch_dtype(codec_of(target.type.format, role, new.dtype)))
+    bad = ~torch.isfinite(stored.float()) | (stored.float() != made if kind == "number" else False)
     if bad.any():
-        was = float(decode_numbers(source.tensor(role), codec_of(source.type.format, role, old.dtype)).reshape(-1)[bad.reshape(-1).nonzero()[0]])
-        raise Refused(NOT_KEPT, f"{source.name or 'value'}: the {role} {was} has no {'inverse' if kind == 'inverse' else target.type.part(role).dtype}")  # fmt: skip
-    new.view(torch.uint8).copy_(stored.view(torch.uint8))
+        reason = f"{source.name or 'value'}: the {role} {float(was[bad.nonzero()[0]])} has no {'inverse' if kind == 'inverse' else new.dtype}"
+        raise Refused(NOT_KEPT, reason)
+    flat(target.parts[role]).copy_(stored.view(torch.uint8))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quantrules.ops.base import Context, Op, Param, Refused, Step, Value, register
 from quantrules.ops.blocks import raw
 from quantrules.ops.lift import DIMS, WRONG_SIZES, parted, pick_dim, rule, scatter, way
-from quantrules.types import Axis, Dim, Grid, Type, ceil_div, div, divisible, flat_rows, span_range
+from quantrules.types import Axis, Dim, Grid, Type, ceil_div, div, divisible, flat_rows, rows_of, span_range
 
 
 @register
@@ -56,12 +56,13 @@ that cut the rows of one of several global scales."""
             source, pieces, dim, k = _pieces(step, item)
             value, how = x[item // len(pieces)], way(source.shape, dim)
             before, size = sum(p.shape[dim] for p in pieces[:k]), pieces[k].shape[dim]
+            slices = (sum(flat_rows(p.shape) for p in pieces[:k]) + target.start - value.start) // max(1, rows_of(source.shape)[1])
             for p in target.type.parts:
                 if how == "inner":
                     target.tensor(p.role).copy_(value.tensor(p.role).narrow(dim, before, size))
                     continue
                 made, given = raw(target, p.role), raw(value, p.role)
-                start = _start(source, value, target, p.role, how, before, size)
+                start = slices if how == "lead" else _start(source, value, target, p.role, how, before, size)
                 made.copy_(given if start is None else given.narrow(DIMS[how], start, made.shape[DIMS[how]]))
 
     def inverse(self, step):
@@ -72,7 +73,7 @@ def _start(source: Type, value: Value, target: Value, role: str, how: str, befor
     """Where the piece begins along its dimension in the part that was given of the source; None: all of it is taken."""
     spec = source.spelling.part(role)
     kind = rule(spec, how, shared=not source.spans)
-    if how == "lead" or kind not in ("follow", "collect"):
+    if kind not in ("follow", "collect"):
         return None
     by = {g.letter: g.divisor for g in spec.grid or ()}
     if how == "columns":

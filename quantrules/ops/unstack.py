@@ -51,10 +51,11 @@ number of members than the dimension has, and a packed value along its rows or c
             for p in target.type.parts:
                 made, given = raw(target, p.role), raw(x[i], p.role)
                 if len(source.shape) > 2:
-                    made.copy_(given)
+                    first = (k * flat_rows(step.made.items[item].shape) + target.start - x[i].start) // max(1, source.shape[-2])
+                    made.copy_(given.narrow(0, first, made.shape[0]))
                 else:  # members of rank 0 and 1 are rows of the source
-                    width = made.shape[2]
-                    made.reshape(-1).copy_(given.reshape(-1)[target.start * width :][: made.numel()])
+                    row, width = given[0, k - x[i].start], made.shape[2]
+                    made.reshape(-1).copy_(row[target.start * width :][: made.numel()])
 
     def inverse(self, step):
         return (("stack", {"axis": step.args["axis"], "dim": step.args.get("dim") or 0}),)

@@ -34,6 +34,7 @@ NOTHING = define("QR134", "A rule matches nothing")
 EXPECTED = define("QR135", "A rule does not match what it expects")
 AXES = define("QR136", "The axes of a unit and of its target differ")
 SUFFIX = define("QR137", "A module's target ends in a suffix of its format")
+BEHIND = define("QR139", "Activation scales are left behind")
 RENAMED = define("QR138", "A rename does not keep names apart")
 
 
@@ -99,7 +100,17 @@ def bind_rules(binder: Binder) -> None:
             binder.diagnostics += error.diagnostics
     _check_coverage(binder)
     _check_targets(binder)
+    _note_left_behind(binder)
     binder.diagnostics = _folded(binder.diagnostics)
+
+
+def _note_left_behind(binder: Binder) -> None:
+    """Activation scales that a change of format leaves behind; weight scales never are."""
+    for units in binder.units:
+        acts = sum(t.part("act") is not None for t in units.recipe.took.items)
+        if acts and units.recipe.made.items and not any(t.part("act") for t in units.recipe.made.items):
+            message = f"the activation scales of {units.paths[0].template.replace(HOLE, '#') or units.paths[0][0]} are left behind"
+            binder.diagnostics.append(Diagnostic(BEHIND, message, units.rule.span, severity="note", count=acts * len(units)))
 
 
 def _folded(diagnostics: list[Diagnostic]) -> list[Diagnostic]:

@@ -31,7 +31,7 @@ class Unit:
     rows: dict[tuple[int, str], int] = field(init=False)  # (item of took, role) -> row of the source's table
 
     def __attrs_post_init__(self) -> None:
-        self.rows = dict(zip(self.units.recipe.slots, map(int, self.units.sources[self.index])))
+        self.rows = dict(zip(self.units.recipe.slots, self.units.sources[self.index].tolist(), strict=True))
 
     def name(self, stage: int, item: int) -> str:
         """What to call an item of a stage in messages: the source's path while there is one item for each, else the target's."""
@@ -54,19 +54,20 @@ class Unit:
         if stage == 0:
             return self.read(item, lo, hi, into)
         call, type = self.program.calls[stage - 1], self.program.stages[stage].items[item]
+        takes, made, name = call.step.takes.items, call.step.made.items, self.name(stage, item)
         ranges = call.rows(item, lo, hi)
-        if call.pieces(item, lo, hi, ranges):
-            out = empty(call.step.made.items[item], lo, hi, self.name(stage, item), into)
+        if call.pieces(item, lo, hi, ranges):  # what makes an input writes it where it lies in the output
+            out = empty(made[item], lo, hi, name, into)
             at = dict.fromkeys(out.parts, 0)
             for i, r in enumerate(ranges):
                 if r is not None:
-                    sizes = {role: span(call.step.takes.items[i], role, *r) for role in at}
-                    self.make(stage - 1, i, *r, {role: out.parts[role][a : a + sizes[role]] for role, a in at.items()})
-                    at = {role: a + sizes[role] for role, a in at.items()}
+                    ends = {role: a + span(takes[i], role, *r) for role, a in at.items()}
+                    self.make(stage - 1, i, *r, {role: out.parts[role][a : ends[role]] for role, a in at.items()})
+                    at = ends
         else:
             x = tuple(self.make(stage - 1, i, *r) if r is not None else None for i, r in enumerate(ranges))
-            out = empty(call.step.made.items[item], lo, hi, self.name(stage, item), into)
-            self.call(call, x, self.states.get(stage - 1), tuple(out if i == item else None for i in range(len(call.step.made.items))))
+            out = empty(made[item], lo, hi, name, into)
+            self.call(call, x, self.states.get(stage - 1), only(item, out, len(made)))
         return relabel(out, type, lo, hi)
 
     def make_all(self) -> list[Value]:
@@ -76,8 +77,14 @@ class Unit:
         for k, call in enumerate(program.calls):
             state = self.survey_tile(call, tuple(values), None) if call.surveys else None
             out = tuple(Value.empty(t, name=self.name(k + 1, i)) for i, t in enumerate(call.step.made.items))
-            self.call(call, tuple(values), state, out)
-            values = [relabel(v, t, 0, flat_rows(t.shape)) for v, t in zip(out, program.stages[k + 1].items)]
+            ranges = [call.rows(i, 0, flat_rows(t.shape)) for i, t in enumerate(call.step.made.items)]
+            if None in ranges:
+                self.call(call, tuple(values), state, out)
+            else:  # one output after the other, each with its rows only, as in tiles
+                for i, r in enumerate(ranges):
+                    x = tuple(v.rows(t, *at) if at else None for v, t, at in zip(values, call.step.takes.items, r, strict=True))
+                    self.call(call, x, state, only(i, out[i], len(out)))
+            values = [relabel(v, t, 0, flat_rows(t.shape)) for v, t in zip(out, program.stages[k + 1].items, strict=True)]
         return values
 
     def survey(self, layout: Layout) -> None:
@@ -85,8 +92,8 @@ class Unit:
         for k, ranges in layout.surveys:
             call, state = self.program.calls[k], None
             for item, lo, hi in ranges:
-                tile = self.make(k, item, lo, hi)
-                state = self.survey_tile(call, tuple(tile if i == item else None for i in range(len(call.step.takes.items))), state)
+                x = only(item, self.make(k, item, lo, hi), len(call.step.takes.items))
+                state = self.survey_tile(call, x, state)
             self.states[k] = state
 
     def survey_tile(self, call: Call, x: tuple[Value | None, ...], state: Any) -> Any:
@@ -103,8 +110,8 @@ class Unit:
 
     def refusal(self, call: Call, refused: Refused) -> RunError:
         """The error for a value that an op refuses, with the step's place in the rules and the target."""
-        target = self.units.target_keys(self.index)[0][0]
-        return RunError(Diagnostic(refused.code, str(refused), call.step.span, refused.label, (f"while making {target}",), refused.help))
+        note = f"while making {self.units.target_keys(self.index)[0][0]}"
+        return RunError(Diagnostic(refused.code, str(refused), call.step.span, refused.label, (note,), refused.help))
 
 
 def empty(type: Type, lo: int, hi: int, name: str, into: dict[str, np.ndarray] | None) -> Value:
@@ -114,7 +121,14 @@ def empty(type: Type, lo: int, hi: int, name: str, into: dict[str, np.ndarray] |
     return Value(cut, parts, phase_of(type, lo), lo, name)
 
 
+def only(item: int, value: Value, count: int) -> tuple[Value | None, ...]:
+    """`count` items, of which one is there."""
+    return tuple(value if i == item else None for i in range(count))
+
+
 def relabel(value: Value, type: Type, lo: int, hi: int) -> Value:
     """The same bytes as rows [lo, hi) of `type`, which may leave parts out."""
     cut = tile(type, lo, hi)
-    return value if cut == value.type else Value(cut, {p.role: value.parts[p.role] for p in cut.parts}, value.phase, lo, value.name)
+    if cut == value.type:
+        return value
+    return Value(cut, {p.role: value.parts[p.role] for p in cut.parts}, value.phase, lo, value.name)

@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 def manifest(plan: Plan) -> dict[str, Any]:
-    """JSON: rule files with the sha256 of their text, parameters, versions, and for each template of targets its rule and sources."""
+    """JSON: rule files with the sha256 of their text, parameters, versions; the rule and sources of each template of targets."""
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in plan.texts.items()}
     return {
         "schema": SCHEMA,

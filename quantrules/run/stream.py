@@ -49,8 +49,8 @@ def whole(unit: Unit, cut: Layout) -> list[Value]:
     values = [Value.empty(t) for t in unit.units.recipe.made.items]
     for tile in cut.tiles:
         value = values[tile.item]
-        spans = {role: part_bytes(value.type, role, tile.lo, tile.hi) for role in value.parts}
-        unit.make(len(unit.program.calls), tile.item, tile.lo, tile.hi, {role: value.parts[role][a:b] for role, (a, b) in spans.items()})
+        spans = ((role, *part_bytes(value.type, role, tile.lo, tile.hi)) for role in value.parts)
+        unit.make(len(unit.program.calls), tile.item, tile.lo, tile.hi, {role: value.parts[role][a:b] for role, a, b in spans})
     return values
 
 

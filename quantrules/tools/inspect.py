@@ -25,18 +25,13 @@ class Group:
 
     template: str
     ranges: tuple[tuple[int, int], ...]
-    format: str
-    spelling: str
+    type: str
+    format: str  # of dense modules, their dtype
+    spelling: str  # "" for dense ones
     tensors: dict[str, str]  # suffix -> dtype[shape] as stored
-    shape: tuple[int, ...]  # logical
     modules: int
     parameters: int  # of all its modules; their scales are none
     bytes: int
-
-    @property
-    def type(self) -> str:
-        stored = next(iter(self.tensors.values())).split("[")[0] if self.format == "dense" else self.format
-        return f"{stored}[{', '.join(map(str, self.shape))}]"
 
 
 @frozen
@@ -56,71 +51,89 @@ class Inspection:
         """Bits on disk for each parameter, scales included."""
         return 8 * self.bytes / self.parameters if self.parameters else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "files": self.files, "tensors": self.tensors, "bytes": self.bytes, "parameters": self.parameters,
-                "bits_per_parameter": round(self.bits, 4), "formats": self.formats(), "declared": self.declared,
-                "groups": [asdict(g) for g in self.groups], "diagnostics": [d.to_json() for d in self.diagnostics]}  # fmt: skip
-
     def formats(self) -> list[dict[str, Any]]:
         """Sums by format and spelling; of dense modules, by dtype."""
-        sums: dict[tuple[str, str], list[int]] = {}
+        sums: dict[tuple[str, str], np.ndarray] = {}
         for g in self.groups:
-            key = (g.format, g.spelling) if g.format != "dense" else (g.type.split("[")[0], "")
-            entry = sums.setdefault(key, [0, 0, 0, 0])
-            for i, n in enumerate((g.modules, g.modules * len(g.tensors), g.parameters, g.bytes)):
-                entry[i] += n
-        return [{"format": f, "spelling": s, **dict(zip(("modules", "tensors", "parameters", "bytes"), sums[f, s]))} for f, s in sums]
+            one = np.array([g.modules, g.modules * len(g.tensors), g.parameters, g.bytes])
+            sums[g.format, g.spelling] = sums.get((g.format, g.spelling), 0) + one
+        names = ("modules", "tensors", "parameters", "bytes")
+        return [{"format": f, "spelling": s, **dict(zip(names, sums[f, s].tolist()))} for f, s in sums]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA, "files": self.files, "tensors": self.tensors, "bytes": self.bytes, "parameters": self.parameters,
+            "bits_per_parameter": round(self.bits, 4), "formats": self.formats(), "declared": self.declared,
+            "groups": [asdict(g) for g in self.groups], "diagnostics": [d.to_json() for d in self.diagnostics],
+        }  # fmt: skip
 
     def render(self) -> str:
-        rows = [(_ranges(g), visible(g.template), f"{g.type} {g.spelling}" if g.format != "dense" else g.type, f"{g.modules:,}", size(g.bytes))
-                for g in self.groups]  # fmt: skip
-        kinds = [(f"{f['format']} {f['spelling']}".strip(), f"{f['modules']:,} modules", f"{f['tensors']:,} tensors", size(f["bytes"])) for f in self.formats()]
-        declared = [f"{place}: {_short(content)}" for place, content in self.declared.items()] or ["none: no config says that anything is quantised"]
-        total = f"{self.tensors:,} tensors in {self.files} file{'s' * (self.files != 1)}, {size(self.bytes)}, {_count(self.parameters)} parameters, {self.bits:.2f} bits each"
-        return "\n".join([*_table([("#", "template", "type", "modules", "bytes"), *rows], "lllrr"), "", "stored",
-                          *("  " + line for line in _table(kinds, "lrrr")), "declared", *("  " + line for line in declared), "total", "  " + total])  # fmt: skip
+        rows = [("#", "template", "type", "modules", "bytes")]
+        for g in self.groups:
+            rows.append((_ranges(g), visible(g.template), f"{g.type} {g.spelling}".rstrip(), f"{g.modules:,}", size(g.bytes)))
+        stored = [
+            (
+                f"  {f['format']} {f['spelling']}".rstrip(),
+                f"{f['modules']:,} modules",
+                f"{f['tensors']:,} tensors",
+                size(f["bytes"]),
+            )
+            for f in self.formats()
+        ]
+        declared = [f"  {place}: {_short(content)}" for place, content in self.declared.items()] or ["  nothing"]
+        files = f"{self.tensors:,} tensors in {self.files} file{'s' * (self.files != 1)}, {size(self.bytes)}"
+        total = f"  {files}, {_count(self.parameters)} parameters, {self.bits:.2f} bits each"
+        parts = [*_table(rows, "lllrr"), "", "stored", *_table(stored, "lrrr"), "declared", *declared, "total", total]
+        return "\n".join(parts)
 
 
 def inspect(source: Source) -> Inspection:
     """Look at a source's headers and config; no tensor is read."""
     table = find_modules(source.table, source.config_files, builtin_formats(), load_dialects(_builtin()))
-    groups = [(int(rows.min()), group) for modules in table.modules for rows, group in _groups(table, modules)]
-    listed = tuple(g for _, g in sorted(groups, key=lambda pair: pair[0]))
-    declared = {str(s): dict(s.content) for s in table.sections}
-    return Inspection(len(source.table.files), len(source.table), int(source.table.nbytes.sum()), sum(g.parameters for g in listed), listed,
-                      declared, (*source.warnings, *table.diagnostics))  # fmt: skip
+    groups = sorted((pair for modules in table.modules for pair in _groups(table, modules)), key=lambda pair: pair[0])
+    listed = tuple(group for _, group in groups)
+    return Inspection(
+        len(source.table.files), len(source.table), int(source.table.nbytes.sum()), sum(g.parameters for g in listed), listed,
+        {str(s): dict(s.content) for s in table.sections}, (*source.warnings, *table.diagnostics),
+    )  # fmt: skip
 
 
-def _groups(table: ModuleTable, modules: Modules) -> Iterator[tuple[np.ndarray, Group]]:
+def _groups(table: ModuleTable, modules: Modules) -> Iterator[tuple[int, Group]]:
+    """(first row, group) for each type."""
     for kind in np.unique(modules.types):
         these = np.flatnonzero(modules.types == kind)
-        type, digits = table.types[kind], modules.names.digits[these]
-        ranges = tuple((int(c.min()), int(c.max())) for c in digits.T)
+        type, n = table.types[kind], len(these)
+        template = modules.names.template.replace(HOLE, "#")
+        ranges = tuple((int(c.min()), int(c.max())) for c in modules.names.digits[these].T)
+        named = (type.dtype, "") if type.is_dense else (type.format.name, type.spelling.name)
         tensors = {type.spelling.part(p.role).suffix: str(p) for p in type.parts}
-        yield modules.rows[these], Group(
-            modules.names.template.replace(HOLE, "#"), ranges, type.format.name, type.spelling.name, tensors, type.shape,
-            len(these), len(these) * math.prod(type.shape), len(these) * type.nbytes)  # fmt: skip
+        group = Group(template, ranges, str(type), *named, tensors, n, n * math.prod(type.shape), n * type.nbytes)
+        yield int(modules.rows[these].min()), group
 
 
 def _ranges(group: Group) -> str:
-    """`0-60 × 0-383 (9)`: what the `#`s read, and the count where it is not the product."""
+    """`0-60 × 0-383`: what the `#`s read; `(30)` where it is not the product."""
     text = " × ".join(f"{a}-{b}" if b > a else str(a) for a, b in group.ranges)
-    whole = math.prod(b - a + 1 for a, b in group.ranges)
-    return text if whole == group.modules else f"{text} ({group.modules:,})"
+    return text if math.prod(b - a + 1 for a, b in group.ranges) == group.modules else f"{text} ({group.modules:,})"
 
 
-def _short(content: Any, limit: int = 6) -> str:
-    """A config for one line: lists and objects by their length where they are long."""
-    if isinstance(content, dict):
-        items = [f"{visible(str(k))}={_short(v, 3)}" for k, v in list(content.items())[:24]]
-        return ", ".join(items) if limit == 6 else "{" + ", ".join(items) + "}" if len(content) <= limit else f"{{{len(content)} keys}}"
-    if isinstance(content, list):
-        return "[" + ", ".join(_short(v, 3) for v in content) + "]" if len(content) <= limit else f"[{len(content)} items]"
+def _short(content: Any, depth: int = 0) -> str:
+    """A config in one line: what is long and inside is told by its length."""
+    if isinstance(content, dict) and (depth == 0 or len(content) <= 3):
+        items = ", ".join(f"{visible(str(k))}={_short(v, depth + 1)}" for k, v in list(content.items())[:24])
+        return f"{{{items}}}" if depth else items
+    if isinstance(content, (dict, list)):
+        brackets = "{}" if isinstance(content, dict) else "[]"
+        whole = isinstance(content, list) and len(content) <= 3
+        return (
+            f"{brackets[0]}{', '.join(_short(v, depth + 1) for v in content) if whole else f'{len(content)} items'}{brackets[1]}"
+        )
     return visible(str(content))[:60]
 
 
 def _count(n: int) -> str:
-    return next((f"{n / unit:.3g} {word}" for unit, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")) if n >= unit), f"{n:,}")
+    words = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
+    return next((f"{n / unit:.3g} {word}" for unit, word in words if n >= unit), f"{n:,}")
 
 
 def _table(rows: list[tuple[str, ...]], align: str) -> list[str]:

@@ -46,11 +46,14 @@ def page(word: str) -> str:
     if word in REGISTRY:
         found.append("\n".join(_op(REGISTRY[word])))
     if word in blocks:
-        found.append(f"{word}, a format: {formats()[word]}\n\n{print_file(ast.File((evolve(blocks[word], comments=()),)))}\nfrom {rules_directory() / 'formats.rules'}")
+        text = print_file(ast.File((evolve(blocks[word], comments=()),)))
+        found.append(f"{word}, a format: {formats()[word]}\n\n{text}\nfrom {rules_directory() / 'formats.rules'}")
     if word.removesuffix(".rules") in files:
         found.append("\n".join(_rule_file(word.removesuffix(".rules"))))
     if not found:
-        raise RuleError(Diagnostic(NO_PAGE, f"nothing is called {word}", help=nearest(word, [*REGISTRY, *blocks, *files, *CODES])))
+        raise RuleError(
+            Diagnostic(NO_PAGE, f"nothing is called {word}", help=nearest(word, [*REGISTRY, *blocks, *files, *CODES]))
+        )
     return "\n\n".join(found)
 
 
@@ -70,7 +73,9 @@ def _op(op: Op) -> Iterator[str]:
     yield from ("", op.help) if op.help else ()
     yield from ["", *(f"  {p.name}  {_param(p)}" for p in op.params)] if op.params else ()
     yield from ("", f"  {op.example}") if op.example else ()
-    reads = {"paths": "modules, by their path", "keys": "tensors, by their key"}.get(op.matches, "modules by their path, then tensors by their key")
+    reads = {"paths": "modules, by their path", "keys": "tensors, by their key"}.get(
+        op.matches, "modules by their path, then tensors by their key"
+    )
     yield f"\nA rule that begins with it reads {reads}."
 
 
@@ -92,7 +97,10 @@ def _rule_file(name: str) -> Iterator[str]:
     yield from (f"{name}, a rule file", "", *_comments(text))
     if params:
         yield from ("", "params, the first value is the default:")
-        yield from (f"  -D {p.name}=…  {' | '.join(map(expression, p.choices))}" + (f"    {p.comment}" if p.comment else "") for p in params)
+        yield from (
+            f"  -D {p.name}=…  {' | '.join(map(expression, p.choices))}" + (f"    {p.comment}" if p.comment else "")
+            for p in params
+        )
     yield from ("", f"  quantrules plan {name} SRC", f"  quantrules apply {name} SRC OUT", "", f"from {path}")
 
 

@@ -25,14 +25,22 @@ def _follows(d: Diagnostic, unknown: list[ast.Statement], names: set[str]) -> bo
     """Whether a finding only says that there is no config."""
     if d.span is None:
         return False
-    return d.code == NO_KEY or d.code == NO_NAME and d.span.source in names or d.code in OTHERS and any(_within(d, s) for s in unknown)
+    return (
+        d.code == NO_KEY
+        or d.code == NO_NAME
+        and d.span.source in names
+        or d.code in OTHERS
+        and any(_within(d, s) for s in unknown)
+    )
 
 
 def _needs_config(file: ast.File) -> tuple[list[ast.Statement], set[str]]:
     """Statements that read the config, or a `let`, `param` or `def` that does; and the names of those."""
     found, names = [], set()
     for statement in _all(file.statements):
-        used = {n.name for n in walk(statement) if isinstance(n, (ast.Name, ast.Call))} | {n.let for n in walk(statement) if isinstance(n, ast.Reference)}
+        used = {n.name for n in walk(statement) if isinstance(n, (ast.Name, ast.Call))} | {
+            n.let for n in walk(statement) if isinstance(n, ast.Reference)
+        }
         if used & names or any(isinstance(n, ast.Config) for n in walk(statement)):
             found.append(statement)
             names |= {statement.name} if isinstance(statement, (ast.Let, ast.Param, ast.Def)) else set()

@@ -123,7 +123,7 @@ def test_the_room_works_without_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "2\n"
 
 
-@pytest.mark.parametrize("path", ["no/such/path", "nothing", "", "a\0b", "../../org/model", "org/..", "."])
+@pytest.mark.parametrize("path", ["no/such/path", "nothing", "", "a\0b", "../../org/model", "org/..", ".", "x" * 5000, "org/" + "x" * 5000])
 def test_no_such_path(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -162,6 +162,20 @@ def test_an_index_of_a_terabyte_is_refused_unread(tmp_path):
 def test_a_shard_is_missing(tmp_path):
     found = one(checkpoint(tmp_path, {ONE: FILES[ONE]}, MAP))
     assert (found.code, TWO in found.message) == ("QR324", True)
+
+
+def test_a_shard_with_a_name_that_no_file_can_have(tmp_path):
+    found = one(checkpoint(tmp_path, {}, {"a": "x" * 5000 + ".safetensors"}))
+    assert (found.code, len(found.message) < 1000) == ("QR324", True)
+
+
+def test_a_directory_that_may_not_be_read(tmp_path, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", denied)
+    found = one(tmp_path)
+    assert (found.code, found.message) == ("QR302", f"{tmp_path}: Permission denied")
 
 
 def test_a_shard_is_a_link_that_leads_nowhere(tmp_path):

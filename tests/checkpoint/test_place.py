@@ -1,6 +1,7 @@
 """Placing is a pure function: where each target goes, and the exact headers, before the first byte."""
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -122,7 +123,7 @@ def test_a_target_of_half_a_byte_is_refused(target):
 
 
 def test_a_header_beyond_100_megabytes_is_refused(monkeypatch):
-    monkeypatch.setattr("quantrules.checkpoint.placing.LIMIT", 10_000)
+    monkeypatch.setattr(sys.modules["quantrules.checkpoint.place"], "LIMIT", 10_000)
     with pytest.raises(RunError, match="QR341"):
         place([(f"t.{i}", "u8", (1,)) for i in range(200)], range(200), 1000)
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from quantrules.checkpoint import StateDictSource, open_source
 from quantrules.diagnostics import RunError
-from quantrules.run import local
+from quantrules.run import tasks
 from quantrules.run.local import execute
 from quantrules.run.stream import in_memory as run
 from tests.run.toys import Job, blocks, dense, members, plan_of, recipe, source_of
@@ -77,8 +77,8 @@ def test_what_is_written_is_what_is_streamed(source, tmp_path):
 
 @pytest.mark.parametrize("memory, tile", [(50_000, 10), (200_000, 40), (2 << 30, 16 << 20)])
 def test_threads_and_memory_change_no_byte(source, tmp_path, memory, tile, monkeypatch):
-    monkeypatch.setattr(local, "BUFFER", 7)
-    monkeypatch.setattr(local, "BATCH", 30)
+    monkeypatch.setattr(tasks, "BUFFER", 7)
+    monkeypatch.setattr(tasks, "BATCH", 30)
     plan = plan_of(source, *JOBS)
     execute(plan, source, tmp_path / "one", jobs=1, shard_size=300)
     monkeypatch.setattr("quantrules.lower.tiles.TILE", tile)
@@ -131,10 +131,10 @@ def test_buffers_in_flight_stay_within_the_memory(tmp_path, monkeypatch):
     """Measured at the ops: what all threads hold at once, by the costs of their tasks."""
     job = Job(recipe(members(dense(3000, 10)), "add"), 8)
     source, lock, held, most = source_of(job), threading.Lock(), 0, 0
-    make = local._maker
+    make = tasks._maker
 
-    def measured(w, unit, tile, placing, output):
-        run = make(w, unit, tile, placing, output)
+    def measured(w, unit, tile, *rest):
+        run = make(w, unit, tile, *rest)
 
         def counted():
             nonlocal held, most
@@ -148,7 +148,7 @@ def test_buffers_in_flight_stay_within_the_memory(tmp_path, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(local, "_maker", measured)
+    monkeypatch.setattr(tasks, "_maker", measured)
     execute(plan_of(source, job), source, tmp_path / "out", memory=1_000_000, jobs=4)
     assert 400_000 < most <= 1_000_000
 

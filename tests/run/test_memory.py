@@ -63,7 +63,7 @@ CASES = {
         "experts.{E}.up → unpack | dequant | stack(E) → experts.up\nconfig.quantization_config = null", 1 << 30),
     "a matrix of 1 GB, quantised with a survey": (
         {"a.weight": ("bf16", (65536, 8192)), "b.weight": ("bf16", (1024, 8192))}, {},
-        "* → quant(nvfp4)", (1024 + 65536) * 4096),
+        "*.weight → quant(nvfp4) → *", (1024 + 65536) * 4096),
     "members of 512 MB, joined": (
         {f"{m}.weight": ("bf16", (32768, 8192)) for m in ("gate", "up")}, {}, "{gate,up}.weight → cat → gate_up.weight", 1 << 30),
 }  # fmt: skip

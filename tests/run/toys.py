@@ -47,7 +47,7 @@ class Toy(Op):
         return x
 
     def reference(self, step, x, state, out):
-        for a, b in zip(x, out):
+        for a, b in zip(x, out, strict=True):
             if b is not None:
                 matrix(b)[...] = self.one(matrix(a), a)
 
@@ -95,7 +95,7 @@ class Above(Toy):
         return max([state or 0, *(int(v.parts["codes"].max(initial=0)) for v in x if v is not None)])
 
     def reference(self, step, x, state, out):
-        for a, b in zip(x, out):
+        for a, b in zip(x, out, strict=True):
             if b is not None:
                 matrix(b)[...] = np.uint8(state) - matrix(a)
 
@@ -169,7 +169,7 @@ class Decode(Op):
     name = "decode"
 
     def reference(self, step, x, state, out):
-        for a, b in zip(x, out):
+        for a, b in zip(x, out, strict=True):
             if b is not None:
                 n, k = matrix(b).shape[-2:]
                 scale = matrix(a, "scale").reshape(*matrix(b).shape[:-2], -1, k)
@@ -190,7 +190,7 @@ class Encode(Op):
         return max([state or 0, *(int(v.parts["codes"].max(initial=0)) for v in x if v is not None)])
 
     def reference(self, step, x, state, out):
-        for a, b in zip(x, out):
+        for a, b in zip(x, out, strict=True):
             if b is not None:
                 *lead, n, k = matrix(a).shape
                 padded = np.full((*lead, -(-n // 4) * 4, k), 255, np.uint8)

@@ -25,7 +25,9 @@ from safetensors.torch import load_file
 
 import tiny_v4
 
-MEAN, LARGEST = 0.02, 0.15  # nats between a natively quantised model and its BF16 twin; noise of BF16 is 0.006 and 0.075
+# Nats between a natively quantised model and its BF16 twin. Noise of BF16 is 0.008 to 0.010 on average, and 0.031 at most
+# for 19 tokens of 20; on the rest an expert near a tie is chosen otherwise (up to 0.23 seen). w1 and w3 swapped: mean 0.1.
+MEAN, MOST = 0.02, 0.06
 HERE = pathlib.Path(__file__).parent
 
 
@@ -91,9 +93,9 @@ def logprob_faults(got, expected, twin):
         worst = (got.logprobs - expected.logprobs).abs().max()
         faults.append(f"log-probabilities differ from the expected checkpoint's, by up to {worst:.4f}")
     away = (got.logprobs - twin.logprobs).abs()
-    if not (away.mean() < MEAN and away.max() < LARGEST):  # written so that NaN is a fault
-        faults.append(f"log-probabilities are {away.mean():.4f} on average and {away.max():.4f} at most from the BF16 twin's; "
-                      f"allowed are {MEAN} and {LARGEST}")
+    if not (away.mean() < MEAN and away.quantile(0.95) < MOST):  # written so that NaN is a fault
+        faults.append(f"log-probabilities are {away.mean():.4f} on average from the BF16 twin's, for 19 of 20 tokens up to "
+                      f"{away.quantile(0.95):.4f}; allowed are {MEAN} and {MOST}")
     return faults
 
 

@@ -145,6 +145,7 @@ def random_model(c, seed):
 
 # ------------------------------------------------------------------------------------------ number formats
 E2M1 = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6])
+MIDPOINTS = torch.tensor([.25, .75, 1.25, 1.75, 2.5, 3.5, 5])
 
 
 def nvfp4_encode(w, amax):
@@ -153,7 +154,7 @@ def nvfp4_encode(w, amax):
     blocks = w.float().view(w.shape[0], -1, 16)
     scale = (blocks.abs().amax(-1) / 6 / multiplier).clamp(2**-9, 448).to(E4M3)
     x = blocks / (scale.float() * multiplier)[..., None]
-    code = (x.abs().unsqueeze(-1) - E2M1[:8]).abs().argmin(-1) | ((x < 0).long() << 3)
+    code = torch.bucketize(x.abs(), MIDPOINTS) | ((x < 0).long() << 3)
     code = code.to(U8).view(w.shape)
     return (code[:, 0::2] | (code[:, 1::2] << 4)).contiguous(), scale, multiplier
 
