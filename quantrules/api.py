@@ -81,7 +81,7 @@ class Rules:
         if not any(d.severity == "error" for d in found):
             files, more = derive(plan, source.config_files, scope, dialects)
             plan, found = evolve(plan, config_files=files), [*found, *more]
-        plan = evolve(plan, diagnostics=tuple(found), source=source, scope=scope, texts={self.name: self.text})
+        plan = evolve(plan, diagnostics=tuple(found), source=source, scope=scope, binder=binder, texts={self.name: self.text})
         return plan if only is None else binding.restrict(plan, only)
 
 
@@ -93,7 +93,7 @@ def parse(text: str, name: str = "<text>") -> Rules:
 def load(name: str | Path) -> Rules:
     """Rules from a path, or from the name of a shipped rule file."""
     path = Path(name)
-    if path.suffix != ".rules" and not path.exists():
+    if path.suffix != ".rules" and (not path.exists() or path.is_dir()):  # an output may lie there under the rules' name
         shipped = shipped_rules()
         if str(name) not in shipped:
             raise RuleError(Diagnostic(NO_RULES, f"{name} is neither a file nor a shipped rule file",

@@ -7,6 +7,7 @@ any other text. Matching takes time linear in name × pattern: every (node, offs
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -43,6 +44,18 @@ class Names:
 def fill(template: str, digits: Iterable[int]) -> str:
     parts = template.split(HOLE)
     return "".join(p + str(d) for p, d in zip(parts, [*map(int, digits), ""]))
+
+
+def row_keys(digits: np.ndarray) -> np.ndarray:
+    """One int64 a row of int[n, w]: equal for equal rows, and ordered as rows are, column by column."""
+    if not digits.size:
+        return np.zeros(len(digits), np.int64)
+    low, high = digits.min(0).tolist(), digits.max(0).tolist()
+    spans = [b - a + 1 for a, b in zip(low, high)]
+    if math.prod(spans) >= 1 << 62:
+        return np.unique(digits, axis=0, return_inverse=True)[1].reshape(-1)
+    strides = [math.prod(spans[i + 1 :]) for i in range(len(spans))]
+    return (digits - np.array(low)) @ np.array(strides, np.int64)
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:

@@ -13,13 +13,14 @@ from quantrules.formats import load_dialects, load_formats
 ROOT = Path(__file__).parent.parent
 FILE = lang.load(ROOT / "rules" / "formats.rules")
 MODELS = ["deepseek", "llama", "qwen", "mixtral", "gemma", "gpt_oss", "gptoss", "smollm", "glm", "kimi", "mamba", "megatron"]
-ENGINES = ["vllm", "sglang", "tensorrt", "trtllm", "transformers", "modelopt", "compressed_tensors", "compressed-tensors", "deepgemm", "marlin", "flashinfer"]
+ENGINES = ["vllm", "sglang", "tensorrt", "trtllm", "transformers", "compressed-tensors", "deepgemm", "marlin", "flashinfer"]
 # what a word must stand beside to be no name of a format: dense is asked for by Format.is_dense, never by its name
 ALLOWED = {"dense", "bare", "weight"}
 
 
 def forbidden():
-    made = {f for f in load_formats(FILE)} | {s.name for f in load_formats(FILE).values() for s in f.spellings} | {d.name for d in load_dialects(FILE)}
+    formats = load_formats(FILE)
+    made = {*formats, *(s.name for f in formats.values() for s in f.spellings), *(d.name for d in load_dialects(FILE))}
     return sorted((made | set(MODELS) | set(ENGINES)) - ALLOWED, key=len, reverse=True)
 
 

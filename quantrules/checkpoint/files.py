@@ -191,3 +191,25 @@ def _plain_int(text: str) -> int:
     if len(text) > 18 or text == "-0":
         raise ValueError(f"{quoted(text, 40)} where an integer of at most 18 digits is expected")
     return int(text)
+
+
+def decoded(raw: bytes | bytearray, path: os.PathLike, code: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise refuse(code, f"{path}: not UTF-8 at byte {e.start}") from None
+
+
+def parsed_object(text: str, path: os.PathLike, code: str) -> dict:
+    try:
+        value = strict_json(text, floats=True)
+    except ValueError as e:
+        raise refuse(code, f"{path}: not legal JSON: {e}") from None
+    if not isinstance(value, dict):
+        raise refuse(code, f"{path}: not a JSON object")
+    return value
+
+
+def read_object(path: os.PathLike, limit: int, code: str) -> dict:
+    """A JSON object from a file of at most `limit` bytes; `code` is that of the error where there is none."""
+    return parsed_object(decoded(read_small(path, limit, str(path)), path, code), path, code)

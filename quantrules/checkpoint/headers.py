@@ -111,7 +111,9 @@ def check_minimum(size: int, file: str) -> None:
 def check_length(length: int, size: int, file: str, head: bytes) -> None:
     if length > min(size - 8, LIMIT):
         bound = f"the file has {size} bytes" if length <= LIMIT else f"at most {LIMIT} are allowed"
-        raise _foreign(head, file) or refuse(LENGTH, f"{file}: its header would have {length} bytes; {bound}", "is the download complete?")
+        raise _foreign(head, file) or refuse(
+            LENGTH, f"{file}: its header would have {length} bytes; {bound}", "is the download complete?"
+        )
 
 
 def _foreign(head: bytes, file: str) -> CheckpointError | None:
@@ -134,14 +136,15 @@ def _foreign(head: bytes, file: str) -> CheckpointError | None:
 # ------------------------------------------------------------------------------------------------------ the short way
 
 _INT = "(?:0|[1-9][0-9]{0,17})"
-_CANONICAL = {  # the text behind a name's quote -> (pattern, text that it takes besides its groups)
+_CANONICAL = {  # how a name's quote goes on -> (pattern of an entry, what stands between two)
     mark: (
-        re.compile(rf'"([^"\\\x00-\x1f]*)"{c}\{{"dtype"{c}"([A-Z0-9_]+"{s}"shape"{c}\[[0-9, ]*)\]{s}"data_offsets"{c}\[({_INT}{s}{_INT})\]\}}{s}'),
-        len(f'""{c}{{"dtype"{c}"]{s}"data_offsets"{c}[]}}{s}'),
+        re.compile(
+            rf'"([^"\\\x00-\x1f]*)"{c}\{{"dtype"{c}"([A-Z0-9_]+"{s}"shape"{c}\[[0-9, ]*)\]{s}"data_offsets"{c}\[({_INT}{s}{_INT})\]\}}{s}'
+        ),
         s,
     )
     for mark, c, s in (('":{', ":", ","), ('": {', ": ", ", "))
-}  # fmt: skip
+}
 _METADATA = re.compile(r'\{"__metadata__": ?(\{[^{}\\]*\}), ?(?=")')
 
 
@@ -159,14 +162,11 @@ def parse_canonical(text: str) -> Header | None:
     opening = re.match(r'"[^"\\]*(": ?\{)', body)
     if not opening or not body.endswith("]}}"):
         return None
-    pattern, fixed, separator = _CANONICAL[opening[1]]
-    body = body[:-1] + separator
-    found = pattern.findall(body)
-    if not found:
-        return None
-    names, kinds, offsets = zip(*found)
-    if len(names) * fixed + sum(map(len, names)) + sum(map(len, kinds)) + sum(map(len, offsets)) != len(body):
+    pattern, separator = _CANONICAL[opening[1]]
+    pieces = pattern.split(body[:-1] + separator)  # what is between matches, then the groups of a match, and so on
+    if any(pieces[0::4]):
         return None  # the matches do not cover the text
+    names, kinds, offsets = pieces[1::4], pieces[2::4], pieces[3::4]
     if len(set(names)) != len(names) or "__metadata__" in names:
         return None
     ids = {k: i for i, k in enumerate(dict.fromkeys(kinds))}
@@ -230,14 +230,20 @@ def _fields_fault(entry: object) -> str:
     if not isinstance(entry, dict):
         return "is not described by an object"
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
-        return f"has the fields {', '.join(map(quoted, sorted(entry)[:8])) or '(none)'}; dtype, shape and data_offsets are expected"
+        return (
+            f"has the fields {', '.join(map(quoted, sorted(entry)[:8])) or '(none)'}; dtype, shape and data_offsets are expected"
+        )
     return "" if isinstance(entry["dtype"], str) else "has a dtype that is not a string"
 
 
 def _shape_fault(shape: object) -> str:
     if not isinstance(shape, list) or not all(type(d) is int and 0 <= d < HUGE for d in shape):
         return f"has the shape {quoted(str(shape))}; a list of whole numbers ≥ 0 is expected"
-    return "" if len(shape) <= 64 and prod(d for d in shape if d) < HUGE else f"has the shape {quoted(str(shape))}, beyond 62 bits or 64 dimensions"
+    return (
+        ""
+        if len(shape) <= 64 and prod(d for d in shape if d) < HUGE
+        else f"has the shape {quoted(str(shape))}, beyond 62 bits or 64 dimensions"
+    )
 
 
 def _offsets_fault(entry: dict) -> str:
@@ -270,7 +276,9 @@ def check_names(header: Header, file: str) -> Diagnostic | None:
     joined = "".join(header.names)
     if HOLE not in joined and _encodable(joined):
         return None
-    faults = ((n, "has a NUL character in its name" if HOLE in n else "" if _encodable(n) else "is not UTF-8") for n in header.names)
+    faults = (
+        (n, "has a NUL character in its name" if HOLE in n else "" if _encodable(n) else "is not UTF-8") for n in header.names
+    )
     return _folded(NAME, file, ((n, f) for n, f in faults if f))
 
 
@@ -287,7 +295,9 @@ def check_dtypes(header: Header, file: str) -> Diagnostic | None:
 
 def check_order(header: Header, file: str) -> Diagnostic | None:
     rows = np.flatnonzero(header.end < header.begin)
-    return _folded(OFFSETS, file, ((header.names[r], f"ends at {header.end[r]}, before it begins at {header.begin[r]}") for r in rows))
+    return _folded(
+        OFFSETS, file, ((header.names[r], f"ends at {header.end[r]}, before it begins at {header.begin[r]}") for r in rows)
+    )
 
 
 def check_sizes(header: Header, file: str) -> Diagnostic | None:
@@ -319,8 +329,11 @@ def check_cover(header: Header, data_size: int, file: str) -> list[Diagnostic]:
         found.append(_folded(code, file, told))
     last = int(reached[-1])
     if last > data_size:
-        found.append(Diagnostic(TRUNCATED, f"{file} has {data_size} bytes of data; its tensors need {last}", help="is the download complete?"))
+        found.append(
+            Diagnostic(
+                TRUNCATED, f"{file} has {data_size} bytes of data; its tensors need {last}", help="is the download complete?"
+            )
+        )
     elif last < data_size:
         found.append(Diagnostic(TRAILING, f"{file} has {data_size - last} bytes behind its last tensor that no tensor covers"))
     return [d for d in found if d]
-

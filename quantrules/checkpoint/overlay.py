@@ -86,7 +86,9 @@ def _from_json(path: Path) -> dict[str, float]:
 
 
 def _bad(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(Diagnostic(SCALES, f"{path}: {reason}", help='a .safetensors with keys `MODULE.input_scale`, or JSON {"MODULE": number}'))
+    return CheckpointError(
+        Diagnostic(SCALES, f"{path}: {reason}", help='a .safetensors with keys `MODULE.input_scale`, or JSON {"MODULE": number}')
+    )
 
 
 def with_scales(base: Source, path: str | Path) -> Overlay:

@@ -122,5 +122,7 @@ def _shards(groups: np.ndarray, sizes: np.ndarray, shard_size: int) -> np.ndarra
 def _header(text: bytes) -> bytes:
     length = -(-(8 + len(text)) // PAGE) * PAGE - 8
     if length > LIMIT:
-        raise RunError(Diagnostic(HEADER_TOO_LONG, f"a shard's header would have {length} bytes", help="give a smaller --shard-size"))
+        raise RunError(
+            Diagnostic(HEADER_TOO_LONG, f"a shard's header would have {length} bytes", help="give a smaller --shard-size")
+        )
     return length.to_bytes(8, "little") + text.ljust(length)

@@ -116,7 +116,11 @@ class FileSource(_Base):
         fd = open_regular(self.paths[file])
         if Stamp.of(fd) != self._stamps[file]:
             os.close(fd)
-            raise refuse(CHANGED, f"{self.paths[file]} was changed or replaced after its header was read", "run again once nothing writes to it")
+            raise refuse(
+                CHANGED,
+                f"{self.paths[file]} was changed or replaced after its header was read",
+                "run again once nothing writes to it",
+            )
         return fd
 
     def side_files(self) -> tuple[SideFile, ...]:

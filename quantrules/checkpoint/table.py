@@ -1,4 +1,4 @@
-"""From headers to the key table: names collapse file by file, so no object per key outlives its file."""
+"""From headers to the key table: names collapse some files at a time, so no object per key outlives its batch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from quantrules.checkpoint.headers import Header
 from quantrules.names import HOLE, KeyTable, Names, families
+
+
+BATCH = 20_000  # names that collapse at once
 
 
 @contextmanager
@@ -33,16 +36,26 @@ class TableBuilder:
         self._kinds: dict[tuple[str, tuple[int, ...]], int] = {}
         self._families: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}  # template -> (digits, rows) per file
         self._rows = 0
+        self._pending: list[str] = []  # names that have not collapsed yet
 
     def add(self, file: str, header: Header) -> None:
         known = np.array([self._kinds.setdefault(k, len(self._kinds)) for k in header.kinds], np.int32)
-        self._columns.append((known[header.kind] if len(known) else header.kind, header.begin + header.data, header.end + header.data))
-        for names, rows in collapse(header.names):
-            self._families.setdefault(names.template, []).append((names.digits, rows + np.int32(self._rows)))
+        self._columns.append(
+            (known[header.kind] if len(known) else header.kind, header.begin + header.data, header.end + header.data)
+        )
         self._files.append(file)
-        self._rows += len(header.names)
+        self._pending += header.names
+        if len(self._pending) > BATCH:
+            self._collapse()
+
+    def _collapse(self) -> None:
+        for names, rows in collapse(self._pending):
+            self._families.setdefault(names.template, []).append((names.digits, rows + np.int32(self._rows)))
+        self._rows += len(self._pending)
+        self._pending = []
 
     def build(self) -> KeyTable:
+        self._collapse()
         dtypes = {d: i for i, d in enumerate(dict.fromkeys(d.lower() for d, _ in self._kinds))}
         shapes = {s: i for i, s in enumerate(dict.fromkeys(s for _, s in self._kinds))}
         dtype = np.array([dtypes[d.lower()] for d, _ in self._kinds], np.int16)
@@ -50,7 +63,10 @@ class TableBuilder:
         kind, begin, end = (np.concatenate([c[i] for c in self._columns] or [np.zeros(0, np.int64)]) for i in range(3))
         kind = kind.astype(np.int32)
         sizes = [len(c[0]) for c in self._columns]
-        merged = [(Names(t, np.concatenate([d for d, _ in parts])), np.concatenate([r for _, r in parts])) for t, parts in self._families.items()]
+        merged = [
+            (Names(t, np.concatenate([d for d, _ in parts])), np.concatenate([r for _, r in parts]))
+            for t, parts in self._families.items()
+        ]
         return KeyTable(
             tuple(self._files), tuple(dtypes), tuple(shapes),
             np.repeat(np.arange(len(sizes), dtype=np.int32), sizes), dtype[kind], shape[kind], begin, end - begin,

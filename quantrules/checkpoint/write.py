@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quantrules.checkpoint.files import Descriptors, copy_range, open_regular, write_at
+from quantrules.checkpoint.files import Descriptors, copy_range, open_regular, read_object, write_at
 from quantrules.checkpoint.place import Placing
 from quantrules.checkpoint.source import CONFIG_FILES, INDEX_SUFFIX, MANIFEST, SUFFIX, SideFile, Source, as_bytes, is_inside
 from quantrules.diagnostics import CheckpointError, Diagnostic, RunError, define
@@ -66,7 +66,9 @@ class Output:
         self._sides, self._configs, self._sources, self._overwrite = sides, configs, sources, overwrite
         self._folder = self._lock = -1
         self._made: list[str] = []  # files in place or partial, and folders with a / behind, in order
-        self._descriptors = Descriptors(lambda shard: os.open(_partial(placing.files[shard]), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder))
+        self._descriptors = Descriptors(
+            lambda shard: os.open(_partial(placing.files[shard]), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        )
 
     @property
     def names(self) -> list[str]:
@@ -251,7 +253,9 @@ class Output:
                 current = os.stat(LOCK, dir_fd=self._folder, follow_symlinks=False)
             except BlockingIOError:
                 os.close(fd)
-                raise _error(LOCKED, f"another run writes into {self.path}", "wait until it ends, or give another directory") from None
+                raise _error(
+                    LOCKED, f"another run writes into {self.path}", "wait until it ends, or give another directory"
+                ) from None
             except FileNotFoundError:  # removed by the run that had it
                 os.close(fd)
                 continue
@@ -274,7 +278,9 @@ class Output:
         elif foreign := sorted(present - {n.split("/")[0] for n in old}):
             shown = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
             raise _error(NOT_EMPTY, f"{self.path} holds {shown}", "give an empty directory, or --overwrite")
-        old = sorted(set(old), key=lambda n: (not n.endswith(INDEX_SUFFIX), n not in CONFIG_FILES, n))  # no checkpoint any more, first
+        old = sorted(
+            set(old), key=lambda n: (not n.endswith(INDEX_SUFFIX), n not in CONFIG_FILES, n)
+        )  # no checkpoint any more, first
         folders = {"/".join(parts[:i]) + "/" for n in old for parts in [n.split("/")] for i in range(1, len(parts))}
         return old + sorted(folders, key=len, reverse=True)
 
@@ -290,7 +296,11 @@ class Output:
         disk = os.fstatvfs(self._folder)
         room = disk.f_bavail * disk.f_frsize + freed
         if needed > room:
-            raise _error(NO_SPACE, f"{self.path} needs {needed} bytes; its disk has room for {room}", "free some room, or give another output directory")
+            raise _error(
+                NO_SPACE,
+                f"{self.path} needs {needed} bytes; its disk has room for {room}",
+                "free some room, or give another output directory",
+            )
 
 
 def _partial(name: str) -> str:
@@ -301,8 +311,6 @@ def _partial(name: str) -> str:
 
 def _manifest_files(path: Path) -> list[str]:
     """What an earlier output says it made; nothing if it is not readable."""
-    from quantrules.checkpoint.directory import read_object
-
     try:
         files = read_object(path, 1 << 30, FAILED).get("files")
     except CheckpointError:
@@ -323,7 +331,9 @@ def refuse_sources(path: Path, sources: Sequence[Source]) -> None:
         mine = _identity(path)
         for place in sorted(places):
             if mine and mine in _identities(place):
-                raise _error(IS_SOURCE, f"the output {path} holds the source, or files of it, in {place}", "give another directory")
+                raise _error(
+                    IS_SOURCE, f"the output {path} holds the source, or files of it, in {place}", "give another directory"
+                )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

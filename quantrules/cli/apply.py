@@ -13,7 +13,9 @@ from quantrules.cli.output import many, progress, show
 def apply(
     rules: options.RULES,
     src: options.SRC,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="A directory that does not exist yet, or is empty.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", callback=options.not_empty, help="A directory that does not exist yet, or is empty.")
+    ],
     define: options.DEFINE = None,
     only: options.ONLY = None,
     memory: Annotated[Any, typer.Option(parser=options.size, metavar="SIZE", help="Bytes of buffers at once.")] = "2GiB",

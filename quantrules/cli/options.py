@@ -25,6 +25,13 @@ def size(text: str) -> int:
     return number
 
 
+def not_empty(text: str | None) -> str | None:
+    """A path that an unset variable made empty would be the current directory."""
+    if text == "":
+        raise typer.BadParameter("it is empty")
+    return text
+
+
 def device(text: str) -> str:
     if text != "cpu":
         raise typer.BadParameter(f"{text!r} comes in a later version; this one runs on cpu")
@@ -58,14 +65,17 @@ def bound(rules: str, src: str, define, only, input_scales, verbose: bool, go_on
         yield plan
 
 
-RULES = Annotated[str, typer.Argument(metavar="RULES", help="A rule file, or the name of a shipped one.")]
-SRC = Annotated[str, typer.Argument(metavar="SRC", help="A directory, a file, or org/model in the local Hub cache.")]
+RULES = Annotated[str, typer.Argument(metavar="RULES", callback=not_empty, help="A rule file, or the name of a shipped one.")]
+SRC = Annotated[
+    str, typer.Argument(metavar="SRC", callback=not_empty, help="A directory, a file, or org/model in the local Hub cache.")
+]
 DEFINE = Annotated[list[str] | None, typer.Option("-D", metavar="NAME=VALUE", help="Set a param of the rules; may be repeated.")]
 ONLY = Annotated[str | None, typer.Option(metavar="PATTERN", help="Only the targets that a pattern takes.")]
 SCALES = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
+        callback=not_empty,
         help="Activation scales for modules that become quantised: a .safetensors with keys MODULE.input_scale, "
         "or JSON {MODULE: number}; each is the largest activation / 2688.",
     ),

@@ -45,7 +45,7 @@ def rules() -> None:
 
 def page(
     context: typer.Context,
-    word: Annotated[str | None, typer.Argument(metavar="[WORD]", help="An op, a format, a rule file, a code or a command.")] = None,
+    word: Annotated[str | None, typer.Argument(metavar="[WORD]", help="An op, a format, a rule file, a code, a command.")] = None,
 ) -> None:
     """\b
     quantrules help quant

@@ -4,4 +4,5 @@ from quantrules.formats.declared import Claim, Section, check_declared, read_sec
 from quantrules.formats.detect import Modules, ModuleTable, find_modules
 from quantrules.formats.load import Dialect, load_dialects, load_formats
 
-__all__ = ["Claim", "Dialect", "ModuleTable", "Modules", "Section", "check_declared", "find_modules", "load_dialects", "load_formats", "read_sections"]
+__all__ = ["Claim", "Dialect", "ModuleTable", "Modules", "Section", "check_declared", "find_modules"]
+__all__ += ["load_dialects", "load_formats", "read_sections"]

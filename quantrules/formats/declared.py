@@ -11,7 +11,7 @@ from attrs import frozen
 
 from quantrules.diagnostics import Diagnostic, define
 from quantrules.formats.load import Dialect
-from quantrules.formats.select import Selection, select
+from quantrules.formats.select import select
 from quantrules.formats.values import value_of
 from quantrules.names import HOLE, Names, split_name
 from quantrules.types import FLOATS, Format, Type, part_type
@@ -39,6 +39,12 @@ ROOT = "config.json"
 MANY = 20  # kinds of names that are spoken of one by one
 
 
+def about(code: str, names: Names, reason: str, help: str = "", severity: str = "error") -> Diagnostic:
+    """One finding for many modules, with the first as the example."""
+    who = names[0] if len(names) == 1 else f"{len(names)} modules, for example {names[0]}"
+    return Diagnostic(code, f"{who}: {reason}", help=help, severity=severity, count=len(names))
+
+
 @frozen
 class Claim:
     """Modules that a config declares to be in one of some (format, spelling) pairs; entries None: all that are linear."""
@@ -63,8 +69,11 @@ class Section:
     ignore: tuple[str, ...]
 
     def __str__(self) -> str:
-        file, path = self.place
-        return f"{file}: {'.'.join(path)}" if path else file
+        return shown(self.place)
+
+
+def shown(place: tuple[str, tuple[str, ...]]) -> str:
+    return f"{place[0]}: {'.'.join(place[1])}" if place[1] else place[0]
 
 
 def look_up(configs: Mapping[str, Any], place: tuple[str, tuple[str, ...]]) -> Any:
@@ -75,33 +84,38 @@ def look_up(configs: Mapping[str, Any], place: tuple[str, tuple[str, ...]]) -> A
     return value
 
 
-def read_sections(configs: Mapping[str, Any], formats: Mapping[str, Format], dialects: Iterable[Dialect]) -> tuple[list[Section], list[Diagnostic]]:
+def read_sections(
+    configs: Mapping[str, Any], formats: Mapping[str, Format], dialects: Sequence[Dialect]
+) -> tuple[list[Section], list[Diagnostic]]:
     """Every quantization config that some dialect recognises, in the order in which they win."""
-    sections, findings, dialects = [], [], tuple(dialects)
-    for place in PLACES:
-        content = look_up(configs, place)
-        if content is None or not dialects:
+    sections, findings = [], []
+    for place in PLACES if dialects else ():
+        content, where = look_up(configs, place), shown(place)
+        if content is None:
             continue
-        where = f"{place[0]}: {'.'.join(place[1])}" if place[1] else place[0]
         if not isinstance(content, Mapping):
             findings.append(Diagnostic(QR_SHAPE, f"{where} is {type(content).__name__}, not an object"))
             continue
-        top = configs.get(ROOT)
-        top = dict(top) if isinstance(top, Mapping) else {}
-        inner = top.get(place[1][0]) if len(place[1]) > 1 else None
-        scope = {**top, **(inner or {}), **content}
-        dialect = next((d for d in dialects if d.when is not None and value_of(d.when, scope)), None)
+        levels = [look_up(configs, (ROOT, place[1][:n])) for n in range(max(len(place[1]), 1))]
+        scope = {k: v for level in (*levels, content) if isinstance(level, Mapping) for k, v in level.items()}
+        dialect = recognised(scope, dialects)
         if dialect is None:
-            method = content.get("quant_method") or content.get("quant_algo")
-            findings.append(Diagnostic(QR_UNKNOWN, f"{where} declares {method!r}, which no dialect here describes", severity="warning",
-                                       help="tensors are told by their companions alone"))  # fmt: skip
+            method = scope.get("quant_method") or scope.get("quant_algo")
+            findings.append(Diagnostic(QR_UNKNOWN, f"{where} declares {method!r}, which no dialect here describes",
+                                       help="tensors are told by their companions alone", severity="warning"))
             continue
-        section = Section(place, content, dialect, tuple(_claims(scope, content, dialect, formats)), _texts(content, dialect.ignore, where, findings))
-        sections.append(section)
-        if not any(c.spellings for c in section.claims):
-            findings.append(Diagnostic(QR_UNKNOWN, f"{section} declares {', '.join(c.label for c in section.claims) or 'nothing'}, "
-                                       "which no format here describes", severity="warning"))  # fmt: skip
+        claims = tuple(_claims(scope, content, dialect, formats))
+        sections.append(Section(place, content, dialect, claims, _texts(content, dialect.ignore, where, findings)))
+        if not any(c.spellings for c in claims):
+            labels = ", ".join(c.label for c in claims) or "nothing"
+            message = f"{where} declares {labels}, which no format here describes"
+            findings.append(Diagnostic(QR_UNKNOWN, message, severity="warning"))
     return sections, findings
+
+
+def recognised(scope: Mapping[str, Any], dialects: Sequence[Dialect]) -> Dialect | None:
+    """The dialect that a section is written in, from its keys and those around it."""
+    return next((d for d in dialects if d.when is not None and value_of(d.when, scope)), None)
 
 
 def _texts(content: Mapping[str, Any], keys: Sequence[str], where: str, findings: list[Diagnostic]) -> tuple[str, ...]:
@@ -116,27 +130,32 @@ def _texts(content: Mapping[str, Any], keys: Sequence[str], where: str, findings
     return tuple(made)
 
 
-def _claims(scope: Mapping[str, Any], content: Mapping[str, Any], dialect: Dialect, formats: Mapping[str, Format]) -> Iterable[Claim]:
-    def claim(entries, own: Mapping[str, Any]) -> Claim:
-        inner = {**scope, **own}
-        found = {(f.name, s.name) for f in formats.values() for s in f.spellings if s.declared is not None and value_of(s.declared, inner)}
-        label = next((str(inner[k]) for k in ("quant_algo", "format", "quant_method") if inner.get(k)), "?")
-        return Claim(entries, frozenset(found), label)
+def _claims(scope: Mapping, content: Mapping, dialect: Dialect, formats: Mapping[str, Format]) -> Iterable[Claim]:
+    """What a section declares: by groups with targets, by modules, or for all that is linear."""
 
-    groups, layers = (content.get(k) if k and isinstance(content.get(k), Mapping) else {} for k in (dialect.groups, dialect.layers))
-    for group in groups.values():
-        if isinstance(group, Mapping):
-            targets = [t for t in group.get("targets") or () if isinstance(t, str)] if isinstance(group.get("targets"), list) else []
-            classes = [t for t in targets if t.isidentifier() and t[:1].isupper()]
-            yield claim(None if classes or not targets else tuple(targets), group)
-    by_settings: dict[str, tuple[list[str], Mapping]] = {}
-    for name, settings in layers.items():
-        if isinstance(settings, Mapping):
-            by_settings.setdefault(repr(sorted(settings.items(), key=str)), ([], settings))[0].append(name)
-    for names, settings in by_settings.values():
-        yield claim(tuple(names), settings)
+    def claim(entries: Iterable[str] | None, own: Mapping[str, Any]) -> Claim:
+        inner = {**scope, **own}
+        pairs = [(f.name, s) for f in formats.values() for s in f.spellings if s.declared is not None]
+        found = frozenset((f, s.name) for f, s in pairs if value_of(s.declared, inner))
+        label = next((str(inner[k]) for k in ("quant_algo", "format", "quant_method") if inner.get(k)), "?")
+        return Claim(None if entries is None else tuple(entries), found, label)
+
+    def inside(key: str) -> list[tuple[str, Mapping]]:
+        value = content.get(key)
+        return [(k, v) for k, v in value.items() if isinstance(v, Mapping)] if isinstance(value, Mapping) else []
+
+    for _, group in inside(dialect.groups):
+        targets = group.get("targets")
+        targets = [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else []
+        classes = [t for t in targets if t.isidentifier() and t[0].isupper()]  # such as Linear: every one of them
+        yield claim(None if classes or not targets else targets, group)
+    alike: dict[str, tuple[list[str], Mapping]] = {}
+    for name, settings in inside(dialect.layers):
+        alike.setdefault(repr(sorted(settings.items(), key=str)), ([], settings))[0].append(name)
+    for names, settings in alike.values():
+        yield claim(names, settings)
     whole = claim(None, {})
-    if not groups and (whole.spellings or not layers):
+    if not inside(dialect.groups) and (whole.spellings or not alike):
         yield whole
 
 
@@ -144,7 +163,7 @@ def _claims(scope: Mapping[str, Any], content: Mapping[str, Any], dialect: Diale
 
 
 def check_declared(
-    modules: Sequence[Modules], types: Sequence[Type], sections: Iterable[Section], formats: Mapping[str, Format]
+    modules: Sequence[Modules], types: Sequence[Type], sections: Sequence[Section], formats: Mapping[str, Format]
 ) -> list[Diagnostic]:
     """Every module's format against every section: they must agree with what is stored, and so with each other."""
     findings: list[Diagnostic] = []
@@ -158,7 +177,7 @@ def check_declared(
 
 
 class _Checker:
-    def __init__(self, modules: Sequence[Modules], types: Sequence[Type], section: Section, formats: Mapping[str, Format], findings: list[Diagnostic]):
+    def __init__(self, modules, types, section: Section, formats: Mapping[str, Format], findings: list[Diagnostic]):
         self.modules, self.types, self.section, self.formats, self.findings = modules, types, section, formats, findings
         families, style = [m.names for m in modules], section.dialect.style
         self.ignored = select(section.ignore, families, style)
@@ -167,40 +186,34 @@ class _Checker:
         self.listed, self.claims = [s for _, s in claims if s is not None], [(c, s) for c, s in claims if c.spellings]
         self.label = ", ".join(dict.fromkeys(c.label for c, _ in self.claims))
         self.spellings = [formats[f].spelling(s) for f, s in sorted({p for c, _ in self.claims for p in c.spellings})]
-        quantised = [m for m in modules if not m.format.is_dense]
-        self.templates = {m.names.template for m in quantised}
-        self.last = {_last(m.names.template) for m in quantised} - {HOLE}
+        quantised = [m.names.template for m in modules if not m.format.is_dense]
+        self.templates, self.last = set(quantised), {_last(t) for t in quantised} - {HOLE}
         ends = {s.dense for s in self.spellings}
-        weight = np.array([t.is_dense and t.spelling.parts[0].suffix in ends and t.dtype in FLOATS and len(t.shape) >= 2 for t in types], bool)
-        self.weights = [weight[m.types] for m in modules]  # dense matrices that could be quantised
+        floats = [t.is_dense and t.dtype in FLOATS and len(t.shape) >= 2 and t.spelling.parts[0].suffix in ends for t in types]
+        self.weights = [np.array(floats, bool)[m.types] for m in modules]  # dense matrices that could be quantised
 
-    def report(self, code: str, names: Names, reason: str, help: str = "", severity: str = "error") -> None:
-        who = names[0] if len(names) == 1 else f"{len(names)} modules, for example {names[0]}"
-        self.findings.append(Diagnostic(code, f"{who}: {reason}", help=help, severity=severity, count=len(names)))
+    def say(self, code: str, i: int, mask: np.ndarray, reason: str, help: str = "", severity: str = "error") -> None:
+        if mask.any():
+            self.findings.append(about(code, self.modules[i].names.take(np.flatnonzero(mask)), reason, help, severity))
 
-    def covered(self, i: int, chosen: Iterable[tuple[Claim, Selection | None]]) -> np.ndarray:
+    def covered(self, i: int, format: str = "") -> np.ndarray:
+        """Which modules some claim (for a format) takes."""
         mask = np.zeros(len(self.modules[i]), bool)
-        for _, selection in chosen:
-            mask |= True if selection is None else selection.masks[i]
+        for claim, selection in self.claims:
+            if not format or format in claim.formats:
+                mask |= True if selection is None else selection.masks[i]
         return mask
 
     def check_quantised(self, i: int) -> None:
         m, ignored = self.modules[i], self.ignored.masks[i]
-        own = self.covered(i, [(c, s) for c, s in self.claims if m.format.name in c.formats])
-        other = self.covered(i, self.claims) & ~own
-        wrong = np.flatnonzero(ignored & own)
-        if len(wrong):
-            self.report(QR_IGNORED, m.names.take(wrong), f"stored as {m.format.name}, but {self.section} leaves it out of {self.label}",
-                        help="take it out of the config's list, or the tensors are not what the list says")  # fmt: skip
-        wrong = np.flatnonzero(~ignored & other)
-        if len(wrong):
-            stored = self.types[m.types[wrong[0]]]
-            needs = " or ".join(dict.fromkeys(str(part_type(self.formats[stored.format.name], s.parts[0], stored.shape)) for s in self.spellings))
-            self.report(QR_OTHER, m.names.take(wrong), f"{self.section} declares {self.label}, which needs {needs}; stored is {stored.parts[0]}, {m.format.name}",
-                        help="correct the config: the tensors are what they are")  # fmt: skip
-        kept = np.flatnonzero(ignored & other)
-        if len(kept):
-            self.report(QR_KEPT, m.names.take(kept), f"{self.section} leaves it out of {self.label}; it is stored as {m.format.name}, not dense", severity="note")
+        name, stored, own = m.format.name, self.types[m.types[0]], self.covered(i, m.format.name)
+        other, left = self.covered(i) & ~own, f"{self.section} leaves it out of {self.label}"
+        self.say(QR_IGNORED, i, ignored & own, f"stored as {name}, but {left}",
+                 "take it out of the config's list, or the tensors are not what the list says")
+        needs = " or ".join(dict.fromkeys(str(part_type(m.format, s.parts[0], stored.shape)) for s in self.spellings))
+        self.say(QR_OTHER, i, ~ignored & other, f"{self.section} declares {self.label}, which needs {needs}; "
+                 f"stored is {stored.parts[0]}, {name}", "correct the config: the tensors are what they are")
+        self.say(QR_KEPT, i, ignored & other, f"{left}; it is stored as {name}, not dense", severity="note")
 
     def check_dense(self, i: int) -> None:
         """Dense, though declared: named by the config, or quantised in other layers or under other parents."""
@@ -209,37 +222,37 @@ class _Checker:
             if selection is not None:
                 named |= selection.literal[i]
         alike = m.names.template in self.templates or _last(m.names.template) in self.last
-        declared = named | (self.covered(i, self.claims) & alike & ~self.always.masks[i])
-        wrong = np.flatnonzero(self.weights[i] & declared & ~self.ignored.masks[i])
-        if len(wrong):
-            stored = self.types[m.types[wrong[0]]]
-            why = "names it" if named[wrong[0]] else "does not leave it out"
-            self.report(QR_DECLARED, m.names.take(wrong), f"{self.section} declares {self.label} and {why}, but it is stored as {stored}, without a scale",
-                        help=f"list it in the config ({'/'.join(self.section.dialect.ignore)}) if it is meant to be dense")  # fmt: skip
+        left, stored = self.weights[i] & ~self.ignored.masks[i], self.types[m.types[0]]
+        meant = self.covered(i) & ~named & alike & ~self.always.masks[i]
+        help = f"list it in the config ({'/'.join(self.section.dialect.ignore)}) if it is meant to be dense"
+        for mask, why in ((named, "names it"), (meant, "does not leave it out")):
+            reason = f"{self.section} declares {self.label} and {why}, but it is stored as {stored}, without a scale"
+            self.say(QR_DECLARED, i, left & mask, reason, help)
 
     def check_any(self) -> None:
         """A config that quantises, and a checkpoint where nothing is."""
-        left = [i for i, w in enumerate(self.weights) if (w & ~self.ignored.masks[i] & self.covered(i, self.claims)).any()]
-        if left and not self.templates:
-            names = self.modules[left[0]].names.take(np.flatnonzero(self.weights[left[0]]))
-            self.report(QR_DECLARED, names, f"{self.section} declares {self.label}, but no module here is quantised", help="delete the section, or correct it")
+        left = [w & ~self.ignored.masks[i] & self.covered(i) for i, w in enumerate(self.weights)]
+        i = next((i for i, mask in enumerate(left) if mask.any()), None)
+        if i is not None and not self.templates:
+            self.say(QR_DECLARED, i, left[i], f"{self.section} declares {self.label}, but no module here is quantised",
+                     "delete the section, or correct it")
 
     def check_entries(self) -> None:
         """Entries that match nothing: a warning where a name comes close, which is the mark of another prefix or spelling."""
-        listed = [("leaves out", self.ignored)] + [("quantises", s) for s in self.listed]
-        for verb, selection in listed:
+        for verb, selection in [("leaves out", self.ignored)] + [("quantises", s) for s in self.listed]:
             if selection.obscure:
-                self.findings.append(Diagnostic(QR_REGEX, f"{self.section}: {selection.obscure[0]!r} is not understood and taken to match nothing",
-                                                severity="warning", count=len(selection.obscure)))  # fmt: skip
+                message = f"{self.section}: {selection.obscure[0]!r} is not understood and taken to match nothing"
+                self.findings.append(Diagnostic(QR_REGEX, message, severity="warning", count=len(selection.obscure)))
             folded: dict[str, list[str]] = {}
             for entry in (e for e in selection.missed if e not in self.section.dialect.tied):
                 template = split_name(entry)[0]
                 folded.setdefault(template if template in folded or len(folded) < MANY else "", []).append(entry)
             for template, entries in folded.items():
-                near = self.nearest(template)
-                what = f"{entries[0]!r}, which matches" if len(entries) == 1 else f"{len(entries)} names, for example {entries[0]!r}, which match"
-                self.findings.append(Diagnostic(QR_NO_MATCH, f"{self.section} {verb} {what} no module", severity="warning" if near else "note",
-                                                help=f"did you mean {near!r}?" if near else "", count=len(entries)))  # fmt: skip
+                near, count, example = self.nearest(template), len(entries), repr(entries[0])
+                what = f"{example}, which matches" if count == 1 else f"{count} names, for example {example}, which match"
+                help, severity = (f"did you mean {near!r}?", "warning") if near else ("", "note")
+                self.findings.append(Diagnostic(QR_NO_MATCH, f"{self.section} {verb} {what} no module", help=help,
+                                                severity=severity, count=count))
 
     def nearest(self, template: str) -> str:
         if not template or any(c in template for c in "*?[") or template.startswith("re:"):

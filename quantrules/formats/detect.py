@@ -7,17 +7,16 @@ Suffixes are stripped from templates; what has one path template is joined by it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import evolve, field, frozen
 
 from quantrules.diagnostics import Diagnostic, define
-from quantrules.formats.declared import Section, check_declared, read_sections
+from quantrules.formats.declared import Section, about, check_declared, read_sections
 from quantrules.formats.load import Dialect
-from quantrules.formats.select import codes_of
-from quantrules.names import KeyTable, Names
+from quantrules.names import KeyTable, Names, row_keys
 from quantrules.types import DTYPE_BITS, Format, Part, PartType, Spelling, Type, part_type
 
 QR_NO_SCALE = define("QR410", "A weight without its scale")
@@ -59,7 +58,7 @@ class ModuleTable:
 
 
 def find_modules(
-    table: KeyTable, configs: Mapping[str, Any], formats: Mapping[str, Format], dialects: Iterable[Dialect] = ()
+    table: KeyTable, configs: Mapping[str, Any], formats: Mapping[str, Format], dialects: Sequence[Dialect] = ()
 ) -> ModuleTable:
     """Bind a table's tensors to modules, and hold what configs declare against what is stored.
 
@@ -103,12 +102,14 @@ def fit(format: Format, spelling: Spelling, found: Mapping[str, tuple[str, tuple
         want = part_type(format, part, logical)
         if has not in part.dtypes or size not in _sizes(part, want.shape, logical):
             same = f"{list(size)}" if has in part.dtypes else _type(has, size)
-            bad = bad or Misfit(2 + 2 * (has in part.dtypes), QR_GRID, f"{part.suffix}: expected {_type('|'.join(part.dtypes), want.shape)}, found {same}")
+            wanted = _type("|".join(part.dtypes), want.shape)
+            bad = bad or Misfit(2 + 2 * (has in part.dtypes), QR_GRID, f"{part.suffix}: expected {wanted}, found {same}")
         parts.append(PartType(part.role, has, size))
     lacking = [p.suffix for p in spelling.parts if not p.optional and p.suffix not in found]
     if lacking:
         there = ", ".join(p.suffix for p in spelling.parts[1:] if p.suffix in found)
-        return Misfit(1 if bad else 3, QR_MISSING, f"{codes.suffix} is {_type(dtype, shape)} with {there} but without {', '.join(lacking)}")
+        reason = f"{codes.suffix} is {_type(dtype, shape)} with {there} but without {', '.join(lacking)}"
+        return Misfit(1 if bad else 3, QR_MISSING, reason)
     return bad or Type(format, spelling, logical, tuple(parts))
 
 
@@ -153,9 +154,9 @@ def join(table: KeyTable, families: list[int]) -> tuple[np.ndarray, np.ndarray]:
     digits = np.concatenate([table.families[f].digits for f in families])
     rows = np.concatenate([table.rows[f] for f in families])
     which = np.repeat(np.arange(len(families)), [len(table.rows[f]) for f in families])
-    _, first, place = np.unique(codes_of(digits), return_index=True, return_inverse=True)
+    _, first, place = np.unique(row_keys(digits), return_index=True, return_inverse=True)
     if np.bincount(place * len(families) + which).max() > 1:
-        _, first, place = np.unique(codes_of(np.column_stack([place, table.file[rows]])), return_index=True, return_inverse=True)
+        _, first, place = np.unique(row_keys(np.column_stack([place, table.file[rows]])), return_index=True, return_inverse=True)
     joined = np.full((len(first), len(families)), -1, np.int32)
     joined[place, which] = rows
     return digits[first], joined
@@ -204,10 +205,8 @@ class _Finder:
             self.types.append(type)
         return self.known[key]
 
-    def report(self, code: str, names: Names, reason: str, what: str = "module", help: str = "", severity: str = "error", tail: str = "") -> None:
-        example = names[0] + tail
-        who = example if len(names) == 1 else f"{len(names)} {what}s, for example {example}"
-        self.findings.append(Diagnostic(code, f"{who}: {reason}", help=help, severity=severity, count=len(names)))
+    def say(self, code: str, names: Names, reason: str, help: str = "", severity: str = "error") -> None:
+        self.findings.append(about(code, names, reason, help, severity))
 
     # ----------------------------------------------------------------------------------------------------- quantised
 
@@ -223,7 +222,7 @@ class _Finder:
             candidates = [
                 (f, s) for f, s in self.spellings(False)
                 if s.parts[0].suffix in there and any(p.suffix in there for p in s.parts[1:])
-            ]  # fmt: skip
+            ]
             if candidates:
                 self.bind(stem, there, candidates)
 
@@ -256,7 +255,8 @@ class _Finder:
 
     def add(self, names: Names, type: Type, roles: tuple[str, ...], rows: np.ndarray, types: np.ndarray) -> None:
         order = np.lexsort(names.digits.T[::-1]) if names.digits.shape[1] else np.arange(len(rows))
-        self.modules.append(Modules(names.take(order), type.format, type.spelling, roles, rows[order].astype(np.int32), types[order].astype(np.int32)))
+        rows, types = rows[order].astype(np.int32), types[order].astype(np.int32)
+        self.modules.append(Modules(names.take(order), type.format, type.spelling, roles, rows, types))
 
     def choose(self, names: Names, found: Mapping[str, tuple[str, tuple[int, ...]]], candidates) -> Type | None:
         """The one type that fits, or None and a finding."""
@@ -270,20 +270,20 @@ class _Finder:
             return fits[0]
         if fits:
             either = " or ".join(f"{t.format.name} ({t.spelling.name})" for t in fits)
-            self.report(QR_AMBIGUOUS, names, f"may be {either}", help="say which in config.json's quantization_config, or with `unpack(FORMAT)`")
+            self.say(QR_AMBIGUOUS, names, f"may be {either}", "say which in config.json's quantization_config")
             return None
         misfits = [(f, s, t) for f, s, t in tried if isinstance(t, Misfit)]
         if misfits:
             f, s, why = max(misfits, key=lambda m: (m[2].rank, (m[0].name, m[1].name) in self.declared))
-            self.report(why.code, names, f"{why.reason} ({f.name} as {s.name})")
+            self.say(why.code, names, f"{why.reason} ({f.name} as {s.name})")
             return None
         codes = candidates[0][1].parts[0]
         others = [x for x in found if x != codes.suffix and self.claims(x, *found[x])]
         if not others:
             return None
         takes = "|".join(dict.fromkeys(d for _, s in candidates for d in s.parts[0].dtypes))
-        self.report(QR_DENSE_SCALE, names, f"{', '.join(others)} beside {codes.suffix}, which is {_type(*found[codes.suffix])} and not {takes}",
-                    help="drop the scale by a rule of its own if it is known to mean nothing")  # fmt: skip
+        what = f"{', '.join(others)} beside {codes.suffix}, which is {_type(*found[codes.suffix])} and not {takes}"
+        self.say(QR_DENSE_SCALE, names, what, "a weight with a scale that nothing uses is not what its numbers say")
         return None
 
     def claims(self, suffix: str, dtype: str, shape: tuple[int, ...]) -> bool:
@@ -306,11 +306,12 @@ class _Finder:
             left = np.flatnonzero(~self.used[rows])
             if not len(left):
                 continue
-            if not spellings:
-                self.report(QR_NO_SCALE, names.take(left), "no format has dense tensors", "tensor")
+            ends = [s.parts[0].suffix for _, s in spellings]
+            k = next((k for k, end in enumerate(ends) if names.template.endswith(end) and names.template != end), None)
+            if k is None:
+                self.say(QR_NO_SCALE, names.take(left), "no format takes it")
                 continue
-            format, spelling = next((f, s) for f, s in spellings if names.template.endswith(s.parts[0].suffix) and names.template != s.parts[0].suffix)
-            suffix = spelling.parts[0].suffix
+            (format, spelling), suffix = spellings[k], ends[k]
             stem = names.template[: len(names.template) - len(suffix)]
             kinds = np.zeros(len(left), np.int64)
             for index in groups([self.table.dtype[rows[left]], self.table.shape[rows[left]]]):
@@ -325,8 +326,7 @@ class _Finder:
         ending = max((s for s in companions if names.template.endswith(s)), key=len, default=None)
         if ending and self.claims(ending, dtype, shape):
             path = Names(names.template[: len(names.template) - len(ending)], names.digits)
-            self.report(QR_NO_WEIGHT, path, f"{ending} is {_type(dtype, shape)}, and no weight here takes it",
-                        help="drop it by a rule of its own if it is known to mean nothing")  # fmt: skip
+            self.say(QR_NO_WEIGHT, path, f"{ending} is {_type(dtype, shape)}, and no weight here takes it")
             return
         dense = {s.parts[0].suffix for _, s in self.spellings(True)}
         for _, s in self.spellings(False):
@@ -334,7 +334,7 @@ class _Finder:
             packed = dtype in codes.dtypes and DTYPE_BITS[dtype] <= 8 and len(shape) >= 2
             if codes.suffix and names.template.endswith(codes.suffix) and (packed or codes.suffix not in dense):
                 path = Names(names.template[: len(names.template) - len(codes.suffix)], names.digits)
-                self.report(QR_NO_SCALE, path, f"{codes.suffix} is {_type(dtype, shape)}, without a scale")
+                self.say(QR_NO_SCALE, path, f"{codes.suffix} is {_type(dtype, shape)}, without a scale")
                 return
 
     # ------------------------------------------------------------------------------------------------------- coherence
@@ -349,14 +349,14 @@ class _Finder:
         for template, modules in self.by_template().items():
             digits = np.concatenate([m.names.digits for m in modules])
             which = np.repeat(np.arange(len(modules)), [len(m) for m in modules])
-            values, first, place = np.unique(codes_of(digits), return_index=True, return_inverse=True)
+            values, first, place = np.unique(row_keys(digits), return_index=True, return_inverse=True)
             owners = np.zeros((len(values), len(modules)), bool)
             owners[place, which] = True
             twice = np.flatnonzero(owners.sum(axis=1) > 1)
             if len(twice):
                 ends = dict.fromkeys(repr(modules[k].spelling.parts[0].suffix) for k in np.flatnonzero(owners[twice[0]]))
-                self.report(QR_TWICE, Names(template, digits[first[twice]]), f"it is stored twice, with the suffixes {' and '.join(ends)}",
-                            help="drop or rename one of them")  # fmt: skip
+                reason = f"it is stored twice, with the suffixes {' and '.join(ends)}"
+                self.say(QR_TWICE, Names(template, digits[first[twice]]), reason)
 
     def find_some(self) -> None:
         """An optional companion (an activation scale) that others of the template have: engines read the gap as garbage."""
@@ -365,4 +365,5 @@ class _Finder:
                 peers = {r for o in modules if o.spelling is m.spelling for r in o.roles}
                 lacking = [m.spelling.part(r).suffix for r in peers - set(m.roles)]
                 if lacking:
-                    self.report(QR_SOME, m.names, f"without {', '.join(sorted(lacking))}, which others of this kind have", severity="warning")
+                    reason = f"without {', '.join(sorted(lacking))}, which others of this kind have"
+                    self.say(QR_SOME, m.names, reason, severity="warning")

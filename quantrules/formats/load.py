@@ -14,6 +14,7 @@ QR_FORMAT = define("QR401", "A format or dialect block that means nothing")
 
 STYLES = ("names", "parts", "globs", "regex")
 JOINS = ("follow", "equal", "collect", "max")
+ELEMENT = "write `element CODEC, 2 in u8, low first, along -1`"
 
 
 @frozen
@@ -21,7 +22,7 @@ class Dialect:
     """One way in which a quantization config says what a checkpoint holds. Templates are evaluated by plan.config.
 
     ignore: keys of lists of modules left dense, written in `style`. groups, layers: keys of groups with targets, and of
-    {module: settings}. dense: globs of modules that are never quantised. tied: modules to name as dense where embeddings are tied.
+    {module: settings}. dense: globs of modules that are never quantised. tied: modules to name as dense where embeddings are.
     acts: formats whose activation scales its readers need.
     """
 
@@ -54,9 +55,10 @@ def load_formats(*files: ast.File) -> dict[str, Format]:
         if isinstance(block, ast.FormatDef):
             reader = _Reader(errors)
             made = reader.format(block)
-            if block.name in formats or block.name in DTYPE_BITS or block.name in ("any", "several"):
-                taken = "is defined twice" if block.name in formats else "is not a name for a format: the word has a meaning of its own"
-                reader.error(block.span, f"format {block.name} {taken}", "rename one of them")
+            if block.name in formats:
+                reader.error(block.span, f"format {block.name} is defined twice", "rename one of them")
+            elif block.name in (*DTYPE_BITS, "any", "several"):
+                reader.error(block.span, f"`{block.name}` has a meaning of its own", "give the format another name")
             elif made:
                 formats[block.name] = made
     if errors:
@@ -98,7 +100,7 @@ class _Reader:
         if not names:
             self.error(block.span, f"format {block.name} has no spelling", "add `spelling NAME` with its parts below")
         if element is None and (block.block or block.value is not None):
-            self.error(block.span, f"format {block.name} has a block or a value, but no element", "add `element CODEC, 2 in u8, low first, along -1`")
+            self.error(block.span, f"format {block.name} has a block or a value, but no element", ELEMENT)
         if element is not None and len(block.block) != 2 or any(n < 1 for n in block.block):
             self.error(block.span, f"format {block.name} needs `block [rows, columns]`, what shares one scale")
         if element is not None and block.value is None:
@@ -108,7 +110,8 @@ class _Reader:
             for s, node in zip(spellings, block.spellings):
                 part = s.part(role)
                 if part is None or part.optional:
-                    self.error(node.span, f"the value is a product with `{role}`, which spelling {s.name} {'has only sometimes' if part else 'lacks'}")
+                    how = "has only sometimes" if part else "lacks"
+                    self.error(node.span, f"the value is a product with `{role}`, which spelling {s.name} {how}")
         return Format(block.name, element, block.block, value, spellings) if len(self.errors) == before else None
 
     def element(self, block: ast.FormatDef) -> Element | None:
@@ -116,7 +119,7 @@ class _Reader:
             return None
         codec, per, container, order = block.element
         if per < 1 or per > 1 and DTYPE_BITS.get(container, 0) % per:
-            self.error(block.span, f"{per} codes do not share one {container}", "write `element CODEC, 2 in u8, low first, along -1`")
+            self.error(block.span, f"{per} codes do not share one {container}", ELEMENT)
         return Element(codec, per, order == "low")
 
     def product(self, value: ast.Expression):
@@ -136,13 +139,13 @@ class _Reader:
             if any(p.role == node.role or p.suffix == node.suffix for p in block.parts[:i]):
                 self.error(node.span, f"a part with role {node.role} or suffix {node.suffix!r} stands above already")
         if not parts or parts[0].role != "codes" or parts[0].optional:
-            self.error(block.span, f"spelling {block.name} must begin with its codes", "write `codes .weight u8[N, K/2] dense .weight` first")
+            self.error(block.span, f"spelling {block.name} must begin with its codes", "write `codes .weight u8[N, K/2] …` first")
         elif element is not None:
-            grid, letters = parts[0].grid or (), [g.letter for g in parts[0].grid or () if g.letter]
-            if sorted(letters) != ["K", "N"]:
-                self.error(block.parts[0].span, "the codes' grid must name N and K once each", "write `[N, K/2]`: two codes in one container")
+            grid, span = parts[0].grid or (), block.parts[0].span
+            if sorted(g.letter for g in grid if g.letter) != ["K", "N"]:
+                self.error(span, "the codes' grid must name N and K once each", "write `[N, K/2]`: two codes in one container")
             elif grid[-1].letter == "K" and grid[-1].divisor % element.per:
-                self.error(block.parts[0].span, f"the element puts {element.per} codes into one number, the grid {grid[-1].divisor}")
+                self.error(span, f"the element puts {element.per} codes into one number, the grid {grid[-1].divisor}")
             if len(parts) < 2:
                 self.error(block.span, f"spelling {block.name} has no scale: nothing would tell its codes from dense numbers")
         return Spelling(block.name, tuple(parts), dense, block.declared, block.span)
@@ -156,7 +159,7 @@ class _Reader:
             if words.get(word, "follow") not in JOINS:
                 self.error(node.span, f"{word} {words[word]}: not a way to join parts", f"one of {', '.join(JOINS)}")
         return Part(node.role, node.suffix, node.dtypes, self.grid(node), "optional" in words, "inverse" in words,
-                    words.get("cat", "follow"), words.get("stack", "follow"))  # fmt: skip
+                    words.get("cat", "follow"), words.get("stack", "follow"))
 
     def grid(self, node: ast.PartField) -> tuple[GridDim, ...] | None:
         if len(node.grid) == 1 and isinstance(node.grid[0], ast.Rest):
@@ -180,17 +183,16 @@ class _Reader:
     def dialect(self, block: ast.DialectDef) -> Dialect:
         fields = {}
         for key, value in block.reads.items if block.reads else ():
-            text = isinstance(value, ast.Literal) and isinstance(value.value, str)
-            texts = isinstance(value, ast.ListOf) and all(isinstance(i, ast.Literal) and isinstance(i.value, str) for i in value.items)
+            texts = [getattr(i, "value", None) for i in (value.items if isinstance(value, ast.ListOf) else [value])]
             if key == "when":
                 fields[key] = value
-            elif key in ("style", "groups", "layers") and text:
-                fields[key] = value.value
-            elif key in ("ignore", "dense", "tied", "acts") and texts:
-                fields[key] = tuple(i.value for i in value.items)
+            elif key in ("style", "groups", "layers") and not isinstance(value, ast.ListOf) and isinstance(texts[0], str):
+                fields[key] = texts[0]
+            elif key in ("ignore", "dense", "tied", "acts") and all(isinstance(t, str) for t in texts):
+                fields[key] = tuple(texts)
             else:
                 self.error(value.span or block.span, f"`{key}` of `reads` is not understood",
-                           "when: a condition; style, groups, layers: a text; ignore, dense, tied, acts: a list of texts")  # fmt: skip
+                           "when: a condition; style, groups, layers: a text; ignore, dense, tied, acts: a list of texts")
         if fields.get("style", "names") not in STYLES:
             self.error(block.span, f"style {fields['style']!r} is not known", f"one of {', '.join(STYLES)}")
         return Dialect(block.name, **fields, entries=block.entries, files=block.files)

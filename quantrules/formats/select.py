@@ -15,7 +15,7 @@ from re import _parser
 import numpy as np
 from attrs import evolve, field, frozen
 
-from quantrules.names import HOLE, Names, split_name
+from quantrules.names import HOLE, Names, row_keys, split_name
 
 _CLASSES = (_c.LITERAL, _c.NOT_LITERAL, _c.ANY, _c.IN)
 _ANCHORS = [(_c.AT, at) for at in (_c.AT_BEGINNING, _c.AT_BEGINNING_STRING, _c.AT_END, _c.AT_END_STRING)]
@@ -151,10 +151,9 @@ def _in(op, argument, c: str) -> bool:
         elif kind is _c.LITERAL:
             found |= ord(c) == value
         elif kind is _c.CATEGORY:
-            digit, word, space = c.isdecimal(), c.isalnum() or c == "_", c.isspace()
-            known = {_c.CATEGORY_DIGIT: digit, _c.CATEGORY_NOT_DIGIT: not digit, _c.CATEGORY_WORD: word, _c.CATEGORY_NOT_WORD: not word,
-                     _c.CATEGORY_SPACE: space, _c.CATEGORY_NOT_SPACE: not space}  # fmt: skip
-            found |= known[value]
+            name = str(value).lower()
+            reads = c.isdecimal() if "digit" in name else c.isspace() if "space" in name else c.isalnum() or c == "_"
+            found |= reads != ("_not_" in name)
     return found != negate
 
 
@@ -251,21 +250,5 @@ def _common(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(which rows of a are in b, which rows of b are in a)."""
     if not a.shape[1]:
         return np.full(len(a), len(b) > 0), np.full(len(b), len(a) > 0)
-    code = codes_of(np.concatenate([a, b]))
+    code = row_keys(np.concatenate([a, b]))
     return np.isin(code[: len(a)], code[len(a) :]), np.isin(code[len(a) :], code[: len(a)])
-
-
-def codes_of(digits: np.ndarray) -> np.ndarray:
-    """One integer for each row of numbers, equal where the rows are."""
-    if digits.shape[1] <= 1:
-        return digits[:, 0] if digits.shape[1] else np.zeros(len(digits), np.int64)
-    spans = [int(c.max()) + 1 if len(c) else 1 for c in digits.T]
-    size = 1
-    for s in spans:
-        size *= s
-    if size < 2**62:
-        code = np.zeros(len(digits), np.int64)
-        for column, s in zip(digits.T, spans):
-            code = code * s + column
-        return code
-    return np.unique(digits, axis=0, return_inverse=True)[1].reshape(-1)  # numpy 2.0 gives it another shape

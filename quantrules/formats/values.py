@@ -43,7 +43,7 @@ def value_of(node: ast.Expression, scope: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Binary) and node.op in _COMPARE:
         return _COMPARE[node.op](_folded(value_of(node.left, scope)), _folded(value_of(node.right, scope)))
     raise RuleError(Diagnostic(QR_FORMAT, "this expression has no meaning in a format or dialect", getattr(node, "span", None),
-                               help="==, !=, in, and, or, not, [ ], lists and objects are understood"))  # fmt: skip
+                               help="==, !=, in, and, or, not, [ ], lists and objects are understood"))
 
 
 def _index(value: Any, key: Any) -> Any:

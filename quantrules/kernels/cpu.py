@@ -16,7 +16,7 @@ from quantrules.ops.base import Step, Value
 from quantrules.ops.codecs import codec_of, table
 from quantrules.types import Type, rows_of
 
-ORDERS = ("codes", "scale"), ("codes", ("scale", "global"))  # products that the table holds
+ORDERS = ("codes", "scale"), ("codes", ("scale", "global"))  # products that the table holds, without and with a global
 
 
 def _jit(function):
@@ -67,17 +67,19 @@ def decode_fp4_bf16(codes: np.ndarray, scales: np.ndarray, scale_table: np.ndarr
 
 def decodes(step: Step) -> bool:
     """Whether `decode` runs this step: packed e2m1 in groups along the columns, with one-byte scales, to bf16."""
-    return step.op.name == "dequant" and all(_fits(t) and m.dtype == "bf16" for t, m in zip(step.takes.items, step.made.items, strict=True))  # fmt: skip
+    return step.op.name == "dequant" and all(
+        _fits(t) and m.dtype == "bf16" for t, m in zip(step.takes.items, step.made.items, strict=True)
+    )
 
 
 def _fits(t: Type) -> bool:
-    element, scale = t.format.element, t.part("scale")
+    element, scale, shared = t.format.element, t.part("scale"), t.part("global")
     if element is None or (element.codec, element.per, element.low_first) != ("e2m1", 2, True) or scale is None:
         return False
-    spec, shared = t.spelling.part("scale"), t.spelling.part("global")
-    along = [(g.letter, g.divisor) for g in spec.grid or ()] == [("N", 1), ("K", t.format.block[1])] and t.format.block[1] % 2 == 0
-    known = codec_of(t.format, "scale", scale.dtype) in ("f8_e4m3", "f8_e8m0") and (shared is None or t.part("global").dtype == "f32")
-    return along and known and not spec.inverse and t.format.value in ORDERS and not t.layout
+    spec, group = t.spelling.part("scale"), t.format.block[1]
+    along = [(g.letter, g.divisor) for g in spec.grid or ()] == [("N", 1), ("K", group)] and group % 2 == 0 and not spec.inverse
+    known = codec_of(t.format, "scale", scale.dtype) in ("f8_e4m3", "f8_e8m0") and (shared is None or shared.dtype == "f32")
+    return along and known and t.format.value == ORDERS[shared is not None] and not t.layout
 
 
 def decode(step: Step, x: tuple[Value | None, ...], state: Any, out: tuple[Value | None, ...]) -> None:
@@ -85,15 +87,12 @@ def decode(step: Step, x: tuple[Value | None, ...], state: Any, out: tuple[Value
     for source, target in zip(x, out, strict=True):
         if target is None:
             continue
-        t = source.type
-        outer, n, k = rows_of(t.shape)
-        rows = outer * n
-        factor, spec = np.ones(1, np.float32), t.spelling.part("global")
+        t, (outer, n, k) = source.type, rows_of(source.type.shape)
+        rows, group, spec = outer * n, t.format.block[1], t.spelling.part("global")
+        factor = np.ones(1, np.float32)
         if spec is not None:
-            factor = source.parts["global"].view(np.float32).reshape(outer, -1)
-            factor = factor.repeat(t.spans or n, axis=1).reshape(-1)
-        scales = source.parts["scale"].reshape(rows, -(-k // t.format.block[1]))
-        scale_table = table(codec_of(t.format, "scale", t.part("scale").dtype))
+            factor = source.parts["global"].view(np.float32).reshape(outer, -1).repeat(t.spans or n, axis=1).reshape(-1)
         if rows and k:
-            decode_fp4_bf16(source.parts["codes"].reshape(rows, k // 2), scales, scale_table, factor, spec is not None and spec.inverse,
-                            target.parts["codes"].view(np.uint16).reshape(rows, k), t.format.block[1])  # fmt: skip
+            codes, made = source.parts["codes"].reshape(rows, k // 2), target.parts["codes"].view(np.uint16).reshape(rows, k)
+            scales, worth = source.parts["scale"].reshape(rows, -1), table(codec_of(t.format, "scale", t.part("scale").dtype))
+            decode_fp4_bf16(codes, scales, worth, factor, spec is not None and spec.inverse, made, group)

@@ -18,12 +18,10 @@ from quantrules.lang.layout import QR_LIMIT
 from quantrules.lang.tables import lark_parser
 
 MAX_DEPTH = 100  # of a statement's tree: evaluation and printing recurse over it
-MAX_ERRORS = 100
 MAX_INTEGER = 2**63 - 1  # what safetensors and JSON readers agree on
 FUNCTIONS = ("len", "count", "min", "max", "ceil", "default", "exists", "derive")
 CONSTANTS = {"true": True, "false": False, "null": None}
 RESERVED = {"and", "or", "not", "in", "when", "except", "expect", "also", "config", *CONSTANTS}
-
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"|\\.'
 _PIECE = re.compile(rf'({_QUOTED})|(\*+)|\{{((?:{_QUOTED}|\{{[^{{}}]*\}}|[^}}"\\])*)\}}|[^{{"\\*]+', re.S)

@@ -27,6 +27,7 @@ QR_UNKNOWN = code("QR014", "A clause, field or function that is unknown or stand
 QR_NAME = code("QR015", "A pattern where a name belongs")
 
 BRACE_STARTS = {"a list": "members", "an alternation": "alternation", "a range": "range"}
+BRACES = {*BRACE_STARTS.values(), "capture", "star", "form"}
 BRACE_KINDS = {",": "a list", "?": "a list", "?=": "a list", "|": "an alternation", "=": "an alternation", "..": "a range"}
 CLAUSES = ("when", "except", "expect", "also")
 _OTHER_WORDS = {"if": "when", "where": "when", "unless": "when not", "expects": "expect", "and": "when … and", "but": "except"}
@@ -155,6 +156,7 @@ _NAMES = {
     "PAIR": "`cat`, `stack` or `dense`",
 }  # fmt: skip
 _VALUES = {"NAME", "NUMBER", "STRING", "CONFIG", "LPAR", "LBRACE", "MINUS", "NOT", "LSQB"}
+_CLAUSES = {c.upper() for c in CLAUSES}
 _OPERATORS = {"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "COMPARE", "IN", "AND", "OR", "NOT"}
 
 
@@ -173,13 +175,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return "write " + either(known) if 0 < len(known) <= 8 else "nothing known has a name like it"
 
 
-def _expected(names: set[str]) -> str:
-    operators = len(names & _OPERATORS) > 2
-    value = {"NAME", "NUMBER", "STRING"} <= names
-    hidden = (_OPERATORS if operators else set()) | (_VALUES if value else set())
-    words = [_NAMES.get(n, f"`{n.lower()}`") for n in sorted(names - hidden)]
-    words = (["a value"] if value else []) + [w for w in words if w] + (["an operator"] if operators else [])
-    return "expected " + (", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]) if words else ""
+def _expected(names: set[str], end: str) -> str:
+    """Terminals in words: values, operators and clauses as one word each, marks before words, the end last."""
+    known, words = set(names) - {"$END"}, []
+    groups = (({"NAME", "NUMBER"}, _VALUES, "a value"), ({"PLUS"}, _OPERATORS, "an operator"), ({"WHEN"}, _CLAUSES, "a clause"))
+    for signs, group, word in groups:
+        if signs <= names:
+            known -= group
+            words.append(word)
+    marks = sorted((_NAMES.get(n, f"`{n.lower()}`") for n in known), key=lambda w: (w[:1] == "a", w[1:2].isalpha(), w))
+    words = [w for w in marks if w] + words + ([end] if "$END" in names else [])
+    return f"expected {' or '.join(filter(None, (', '.join(words[:-1]), words[-1])))}" if words else ""
 
 
 def _place(error, content: str) -> tuple[tuple[int, ...], int, str]:
@@ -238,7 +244,8 @@ def explain(error, start: str, content: str, base: int, text: Text) -> Diagnosti
     allowed = _allowed(error)
     if not hint and here == "word" and "EXPECT" in allowed:
         hint = _CLAUSE
-    expected = _expected(allowed).replace("the end", "`}`" if start in BRACE_STARTS.values() else "the end")
+    inside = start in BRACES
+    expected = _expected(allowed, "`}`" if inside else "the end")
     if start == "rule" and only in USAGE:
         help = f"write `{USAGE[only]}`; for a tensor of this name `{only} → keep`"
         hint = (QR_SYNTAX, f"`{only}` alone says nothing", help)
@@ -248,11 +255,13 @@ def explain(error, start: str, content: str, base: int, text: Text) -> Diagnosti
     elif hint:
         kind, message, help = hint
         at = first if "{word}" in message else at
+        if kind == QR_OP and ("{word}" in message or allowed == {"NAME"}):
+            expected = "expected an op"
         values = {"word": word, "at": rest, "before": before, "clause": _clause(rest)}
         hint = (kind, message.format(**values), help.format(**values))
     else:
-        usage = USAGE.get(only.split(maxsplit=1)[0]) if only and start not in ("rule", *BRACE_STARTS.values()) else None
-        help = f"write `{usage}`" if usage else "remove it" if "the end" in expected else expected.replace("expected", "write", 1)
+        usage = USAGE.get(only.split(maxsplit=1)[0]) if only and not inside else None
+        help = f"write `{usage}`" if usage else "remove it" if "$END" in allowed else expected.replace("expected", "write", 1)
         hint = (QR_SYNTAX, f"`{rest}` cannot stand here" if here else "this ends too early", help)
     return Diagnostic(hint[0], hint[1], Span(text, base + at, base + max(end, at)), expected, help=hint[2])
 

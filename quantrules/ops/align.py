@@ -9,7 +9,7 @@ from quantrules.diagnostics import define
 from quantrules.ops.base import Need, Op, Param, Refused, Step, Value, register
 from quantrules.ops.blocks import copy, cube, decoded, raw, require_finite, slices
 from quantrules.ops.codecs import codec_of, table
-from quantrules.ops.lift import alike, pick_axis, resized, scale_needs
+from quantrules.ops.lift import MEMBERS_DIFFER, alike, is_named, named, pick_axis, resized, scale_needs
 from quantrules.ops.quant import fill
 from quantrules.types import Grid, Type, rows_of
 
@@ -20,11 +20,12 @@ NOT_EXACT = define("QR214", "Members cannot share a global scale without roundin
 class Align(Op):
     name = "align"
     summary = "one global scale for members that are joined next"
-    help = """Before a `cat`: format[N, K] of each member → the same, all with one global scale, so that the `cat` keeps one. Without a name the
-only unnamed axis is meant; other axes (experts) stay apart. The largest multiplier (smallest divisor) is taken. A block whose
-scale can be rescaled without rounding, as when the ratio is a power of two and the scale stays normal, keeps its codes and its
-values; any other is quantised again from its f32 values under the new global. `align(exact)` refuses these instead.
-Activation scales join by the larger range. Dense values, and formats without a global scale, pass as they are."""
+    help = """Before a `cat`: format[N, K] of each member → the same, all with one global scale, so that the `cat` keeps
+one. Without a name the only unnamed axis is meant; other axes (experts) stay apart. The largest multiplier (smallest divisor)
+is taken. A block whose scale can be rescaled without rounding, as when the ratio is a power of two and the scale stays
+normal, keeps its codes and its values; any other is quantised again from its f32 values under the new global. `align(exact)`
+refuses these instead. Activation scales join by the larger range. Dense values, and formats without a global scale, pass as
+they are."""
     params = (
         Param("axis", "axis", None, "the axis that the cat will remove; the only unnamed one unless given"),
         Param("mode", "word", None, "exact: refuse to round", ("exact",)),
@@ -33,19 +34,19 @@ Activation scales join by the larger range. Dense values, and formats without a 
     surveys = True
 
     def infer(self, x, args, context):
+        labels = [".".join(map(str, label)) for label in x.labels()]
         for line in lines(x, args):
-            types = [x.items[i] for i in line]
-            alike(types, [""] * len(types), None, spans=True, shapes=False)
-            lead = {t.shape[:-2] for t in types if _shared(t)}
-            if len(lead) > 1:
-                raise Refused("QR202", "members have different leading dimensions: " + ", ".join(map(str, types)))
+            types, names = [x.items[i] for i in line], [labels[i] for i in line]
+            alike(types, names, None, spans=True, shapes=False)
+            if len({t.shape[:-2] for t in types if _shared(t)}) > 1:
+                raise Refused(MEMBERS_DIFFER, f"members have different leading dimensions: {named(types, names)}")
         axis = _axis(x, args)
         names = () if axis is None else (x.axes[axis].name,)
         return x.map(lambda t: evolve(resized(t, len(t.shape) - 2, t.shape[-2], ()), aligned=names) if _shared(t) else t)
 
     def needs(self, step):
-        exact = (Need("exact-align", line, ("scale", "global"), step.span) for line in lines(step.takes, step.args) if _exact(step.args))
-        return (*scale_needs(step), *(n for n in exact if _shared(step.takes.items[n.items[0]])))
+        exact = lines(step.takes, step.args) if _exact(step.args) and not self.identity(step) else []
+        return (*scale_needs(step), *(Need("exact-align", line, ("scale", "global"), step.span) for line in exact))
 
     def label(self, step):
         return "exact" if _exact(step.args) or self.identity(step) else "lossy"
@@ -82,7 +83,10 @@ Activation scales join by the larger range. Dense values, and formats without a 
             for i in (i for i in line if i in state):
                 spec, t = step.takes.items[i].spelling.part("global"), step.takes.items[i]
                 codec = codec_of(t.format, "scale", t.part("scale").dtype)
-                found[i] = all(rescaled(codec, g, joint(state, line, outer, spec.inverse), spec.inverse)[1][there].all() for (outer, g), there in state[i].items())  # fmt: skip
+                found[i] = all(
+                    rescaled(codec, g, joint(state, line, outer, spec.inverse), spec.inverse)[1][there].all()
+                    for (outer, g), there in state[i].items()
+                )
         return tuple((".".join(map(str, labels[i])), ok) for i, ok in sorted(found.items()))
 
     def reference(self, step, x, state, out):
@@ -115,7 +119,8 @@ Activation scales join by the larger range. Dense values, and formats without a 
         raw(target, "scale").copy_(new)
         if not exact.all():
             if _exact(step.args):
-                raise Refused(NOT_EXACT, f"{source.name or 'a member'}: {int((~exact).sum())} block scales cannot be rescaled without rounding", "`align` rounds them, `dequant` removes them")  # fmt: skip
+                reason = f"{source.name or 'a member'}: {int((~exact).sum())} block scales cannot be rescaled without rounding"
+                raise Refused(NOT_EXACT, reason, "`align` rounds them, `dequant` removes them")
             _again(source, target, whole, exact)
 
 
@@ -123,8 +128,7 @@ def _again(source: Value, target: Value, whole: Type, exact) -> None:
     """Quantise anew, under the global of `target`, the blocks that are not exact [outer, block rows, block columns]."""
     numbers, t = decoded(source), target.type
     require_finite(source, whole, numbers)
-    fresh = Value(t, {r: np.empty_like(p) if isinstance(p, np.ndarray) else p.clone() for r, p in target.parts.items()}, target.phase, target.start)
-    raw(fresh, "global").copy_(raw(target, "global"))
+    fresh = evolve(target, parts={r: p.copy() if isinstance(p, np.ndarray) else p.clone() for r, p in target.parts.items()})
     fill(fresh, numbers, "ceil", 0.0)
     raw(target, "scale")[~exact] = raw(fresh, "scale")[~exact]
     rows, bytes_ = numbers.shape[1], raw(target, "codes").shape[-1]
@@ -139,14 +143,15 @@ def rescaled(codec: str, old: float, new: float, inverse: bool) -> tuple[np.ndar
     Products of a scale (4 bits) and a global (24 bits) are exact in f64, so exactness is decided without rounding; equal
     products round to equal factors. A byte with no place (NaN, a negative number) stays and counts as exact.
     """
-    values = table(codec).astype(np.float64)
+    values, codes, exact = table(codec).astype(np.float64), np.arange(256, dtype=np.uint8), np.ones(256, bool)
     a, b = (new, old) if inverse else (old, new)
+    if a == b:
+        return codes, exact
     there = np.flatnonzero(np.isfinite(values) & (values >= 0) & ~np.signbit(values))
     known = values[there]
     wanted = known * a / b
     right = np.searchsorted(known, wanted).clip(1, len(known) - 1)
     near = np.where(wanted - known[right - 1] <= known[right] - wanted, right - 1, right)
-    codes, exact = np.arange(256, dtype=np.uint8), np.ones(256, bool)
     codes[there], exact[there] = there[near], known[near] * b == known * a
     return codes, exact
 
@@ -165,7 +170,7 @@ def lines(grid: Grid[Type], args) -> list[tuple[int, ...]]:
 
 def _axis(grid: Grid[Type], args) -> int | None:
     name = args.get("axis") if args.get("axis") != "exact" else None
-    if name is None and not any(not a.name for a in grid.axes) and all(t.spans for t in grid.items):
+    if name is None and all(is_named(a) for a in grid.axes) and all(t.spans for t in grid.items):
         return None  # nothing to join: each value by itself
     return pick_axis(grid, name, "align")
 

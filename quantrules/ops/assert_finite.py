@@ -12,8 +12,8 @@ from quantrules.types import FLOATS
 class AssertFinite(Op):
     name = "assert_finite"
     summary = "stops at NaN and infinities"
-    help = """Any value passes unchanged; the run stops at the first number that is NaN or infinite, and names its key and index. Of a packed
-value the decoded numbers count, so a NaN scale is found as well. Never refused by type."""
+    help = """Any value passes unchanged; the run stops at the first number that is NaN or infinite, and names its key and
+index. Of a packed value the decoded numbers count, so a NaN scale is found as well. Never refused by type."""
     example = "*.q_proj → unpack | dequant | assert_finite"
 
     def infer(self, x, args, context):

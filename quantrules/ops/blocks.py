@@ -110,7 +110,8 @@ def require_finite(value: Value, whole: Type, x) -> None:
     bad = ~torch.isfinite(x)
     if bad.any():
         number = float(x[tuple(bad.nonzero()[0])])
-        raise Refused(NOT_FINITE, f"{place(value, whole, bad)} is {number}", "`keep`, `cast` and `dequant` pass such a number on; nothing else does")
+        reason = f"{place(value, whole, bad)} is {number}"
+        raise Refused(NOT_FINITE, reason, "`keep`, `cast` and `dequant` pass such a number on; nothing else does")
 
 
 def raw(value: Value, role: str):

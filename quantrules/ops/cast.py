@@ -23,16 +23,17 @@ RANGE = {"f64": 1024, "f32": 128, "f16": 16, "bf16": 128}
 class Cast(Op):
     name = "cast"
     summary = "another dtype, by value"
-    help = """dtype[…] → dtype[…], dense only. Floats are rounded once, half to even, and overflow to infinity as IEEE says; integers and booleans
-must hold the value exactly. Refused: packed values (`dequant`), one-byte floats on either side (they have no scale: `quant`
-makes one), and at run time a number that an integer dtype cannot hold, with its index."""
+    help = """dtype[…] → dtype[…], dense only. Floats are rounded once, half to even, and overflow to infinity as IEEE says;
+integers and booleans must hold the value exactly. Refused: packed values (`dequant`), one-byte floats on either side (they
+have no scale: `quant` makes one), and at run time a number that an integer dtype cannot hold, with its index."""
     params = (Param("dtype", "dtype", help="of the result", choices=DENSE),)
     example = "*.norm.weight → cast(f32)"
 
     def infer(self, x, args, context):
         dtype = args["dtype"]
         if dtype not in DENSE:
-            raise Refused(WRONG_ARGUMENT, f"a cast to {dtype} would have no scale", "`quant(…)` makes scales; `bitcast` keeps the bits", argument="dtype")
+            reason = f"a cast to {dtype} would have no scale"
+            raise Refused(WRONG_ARGUMENT, reason, "`quant(…)` makes scales; `bitcast` keeps the bits", argument="dtype")
 
         def made(t):
             if not t.is_dense:

@@ -24,11 +24,11 @@ from quantrules.types import Type, flat_rows
 class Cat(Op):
     name = "cat"
     summary = "joins the members of an axis along a dimension"
-    help = """Removes an axis: f[N1, K], f[N2, K] → f[N1+N2, K]. `cat` takes the only axis without a name, `cat(p)` the axis p; the dimension
-is 0 unless given, and must be given from rank 3 on. Packed values are joined part by part: codes and block scales follow, a
-global scale becomes one for each member (`f[6144, 7168; 2]`) unless `align` came before, activation scales join by the
-larger range. Refused: members of different types, a member that ends inside a block (only the last one may), packed columns
-with a global scale each, a unit without the axis."""
+    help = """Removes an axis: f[N1, K], f[N2, K] → f[N1+N2, K]. `cat` takes the only axis without a name, `cat(p)` the axis
+p; the dimension is 0 unless given, and must be given from rank 3 on. Packed values are joined part by part: codes and block
+scales follow, a global scale becomes one for each member (`f[6144, 7168; 2]`) unless `align` came before, activation scales
+join by the larger range. Refused: members of different types, a member that ends inside a block (only the last one may),
+packed columns with a global scale each, a unit without the axis."""
     params = (
         Param("axis", "axis", None, "the axis to remove; the only unnamed one unless given"),
         Param("dim", "int", None, "the dimension to join along"),

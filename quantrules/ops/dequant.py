@@ -13,22 +13,26 @@ from quantrules.types import FLOATS, dense
 class Dequant(Op):
     name = "dequant"
     summary = "a packed value in floating point"
-    help = """f[N, K] of a format → dtype[N, K], bf16 unless said otherwise. The product of the parts is computed in f32 in the order that the
-format gives, parts that are stored inverted divide, and the result is rounded once. The sign of zero is kept; NaN becomes the
-quiet NaN. Activation scales stay behind. A dense floating-point value passes as it is, whatever the dtype asked for.
-Refused: dense integers, booleans and one-byte floats (their scales are missing), and a module whose parts do not fit its format."""
+    help = """f[N, K] of a format → dtype[N, K], bf16 unless said otherwise. The product of the parts is computed in f32 in
+the order that the format gives, parts that are stored inverted divide, and the result is rounded once. The sign of zero is
+kept; NaN becomes the quiet NaN. Activation scales stay behind. A dense floating-point value passes as it is, whatever the
+dtype asked for. Refused: dense integers, booleans and one-byte floats (their scales are missing), and a module whose parts do
+not fit its format."""
     params = (Param("dtype", "dtype", "bf16", "of the result", FLOATS),)
     example = "*.q_proj → unpack | dequant"
 
     def infer(self, x, args, context):
         dtype = args.get("dtype") or "bf16"
         if dtype not in FLOATS:
-            raise Refused(WRONG_ARGUMENT, f"{dtype} is not a dtype for dense values", f"one of {', '.join(FLOATS)}", argument="dtype")
+            reason = f"{dtype} is not a dtype for dense values"
+            raise Refused(WRONG_ARGUMENT, reason, f"one of {', '.join(FLOATS)}", argument="dtype")
 
         def made(t):
             check_parts(t)
             if t.is_dense and t.dtype not in FLOATS:
-                raise Refused(NO_SCALES, f"{t} has no scales", "if it is a quantised weight, its scales are missing or named otherwise; if not, `keep` it")
+                reason = f"{t} has no scales"
+                help = "if it is a quantised weight, its scales are missing or named otherwise; if not, `keep` it"
+                raise Refused(NO_SCALES, reason, help)
             return t if t.is_dense else dense(t, context.dense, dtype)
 
         return x.map(made)
@@ -64,4 +68,5 @@ Refused: dense integers, booleans and one-byte floats (their scales are missing)
         if len(packed) != 1:
             return None if packed else ()
         t = next(iter(packed.values()))
-        return (("quant", {"format": t.format.name, "spelling": t.spelling.name, "scale": t.part("scale") and t.part("scale").dtype}),)
+        scale = {"scale": t.part("scale").dtype} if t.part("scale") else {}
+        return (("quant", {"format": t.format.name, "spelling": t.spelling.name, **scale}),)

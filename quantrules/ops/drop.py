@@ -10,8 +10,8 @@ from quantrules.types import Axis, Grid
 class Drop(Op):
     name = "drop"
     summary = "not written"
-    help = """What it matches is consumed and nothing is written; the plan counts it. A rule with `drop` has no target.
-Of a quantised module only an optional part (an activation scale) may be dropped by a rule of its own."""
+    help = """What it matches is consumed and nothing is written; the plan counts it. A rule with `drop` has no target. Of a
+quantised module only an optional part (an activation scale) may be dropped by a rule of its own."""
     matches = "paths, keys"
     example = "mtp.* → drop"
 

@@ -10,8 +10,8 @@ from quantrules.ops.blocks import copy
 class Keep(Op):
     name = "keep"
     summary = "as it is, byte for byte, in its own spelling"
-    help = """Takes modules (all tensors of a weight) and single tensors, of any dtype, and writes their bytes under the target's name.
-A module keeps its format and its spelling; `unpack | pack(spelling)` writes it in another one. Never refused."""
+    help = """Takes modules (all tensors of a weight) and single tensors, of any dtype, and writes their bytes under the
+target's name. A module keeps its format and its spelling; `unpack | pack(spelling)` writes it in another one. Never refused."""
     matches = "paths, keys"
     example = "model.norm.weight → keep → norm.weight"
 

@@ -31,18 +31,24 @@ DIMS = {"lead": 0, "rows": 1, "columns": 2}  # of blocks.cube
 # -------------------------------------------------------------------------------------------------------------- axes
 
 
+def is_named(axis: Axis) -> bool:
+    """The first list without a name is an axis called "", the second "#1"."""
+    return axis.name[:1] not in ("", "#")
+
+
 def pick_axis(grid: Grid, name: str | None, op: str) -> int:
     """Which axis an op means: the named one, or the only one without a name."""
     names = [a.name for a in grid.axes]
-    known = ", ".join(n if n and n[0] != "#" else "{" + ",".join(map(str, a.labels)) + "}" for n, a in zip(names, grid.axes, strict=True)) or "none"
+    known = ", ".join(a.name if is_named(a) else "{" + ",".join(map(str, a.labels)) + "}" for a in grid.axes) or "none"
     if name is not None:
         if name not in names:
             raise Refused(WRONG_AXIS, f"the unit has no axis {name}; its axes: {known}", argument="axis")
         return names.index(name)
-    unnamed = [i for i, n in enumerate(names) if not n or n[0] == "#"]  # "#1" is the second list without a name
+    unnamed = [i for i, a in enumerate(grid.axes) if not is_named(a)]
     if len(unnamed) != 1:
-        what = "several axes without a name" if unnamed else "no axis without a name"
-        raise Refused(WRONG_AXIS, f"the unit has {what}; its axes: {known}", f"write `{op}(name)` with the axis that it should remove" if names else f"`{op}` joins the members of braces or of a capture that the target does not repeat")  # fmt: skip
+        reason = f"the unit has {'several axes' if unnamed else 'no axis'} without a name; its axes: {known}"
+        help = f"write `{op}(name)` with the axis that it means" if names else f"`{op}` takes the members of braces, `{{a,b}}`"
+        raise Refused(WRONG_AXIS, reason, help)
     return unnamed[0]
 
 
@@ -51,7 +57,8 @@ def pick_dim(dim: int | None, type: Type, op: str, rank: int | None = None) -> i
     rank = len(type.shape) if rank is None else rank
     if dim is None:
         if rank > 2:
-            raise Refused(WRONG_DIMENSION, f"{type} has {rank} dimensions", f"write `{op}(1)` for the rows, `{op}(0)` for the first dimension (experts)")  # fmt: skip
+            reason = f"{type} has {rank} dimensions"
+            raise Refused(WRONG_DIMENSION, reason, f"write `{op}(1)` for the rows, `{op}(0)` for the first dimension (experts)")
         dim = 0
     if not -rank <= dim < rank:
         raise Refused(WRONG_DIMENSION, f"{type} has no dimension {dim}", argument="dim")
@@ -113,15 +120,17 @@ def check_parts(type: Type) -> None:
         p, called = type.part(spec.role), f"{spec.role} ({spec.suffix})"
         if p is None:
             if not spec.optional:
-                raise Refused(WRONG_PART, f"{type} has no {called}", f"{type.format.name} in the spelling {type.spelling.name} requires it")
+                reason = f"{type} has no {called}"
+                raise Refused(WRONG_PART, reason, f"{type.format.name} in the spelling {type.spelling.name} requires it")
             continue
         fit = part_type(type.format, spec, type.shape, p.dtype).shape
         if type.spans and spec.cat == "collect":
             fit = (*type.shape[:-2], len(type.spans))
         if p.shape != fit or spec.dtypes and p.dtype not in spec.dtypes:
-            blocks = f": one number for each block of {' × '.join(map(str, type.format.block))}" if len(fit) == rank and spec.role == "scale" else ""  # fmt: skip
             need = PartType(spec.role, " or ".join(spec.dtypes) or p.dtype, fit)
-            raise Refused(WRONG_PART, f"{called} is {p}", f"{type} needs {need}{blocks}", label=f"needs {need}")
+            blocks = " × ".join(map(str, type.format.block))
+            help = f"{type} needs {need}" + (f": one number for each block of {blocks}" if spec.role == "scale" else "")
+            raise Refused(WRONG_PART, f"{called} is {p}", help, label=f"needs {need}")
 
 
 def scale_needs(step: Step) -> tuple[Need, ...]:
@@ -138,7 +147,9 @@ def whole_blocks(type: Type, how: str, size: Dim, label: object, what: str) -> N
         if type.part(spec.role) and not divisible(size, n):
             unit = "bytes" if spec.role == "codes" else "blocks"
             share = f"{size / n:g} {unit} of {n}" if isinstance(size, int) else f"not whole {unit} of {n}"
-            raise Refused(BLOCK_CUT, f"{size} {noun} are {share}", f"`dequant` first and `quant({type.format.name})` after, or an order in which only the last member is partial", label=f"{label} {what}")  # fmt: skip
+            reason = f"{size} {noun} are {share}"
+            help = f"`dequant` first and `quant({type.format.name})` after, or an order in which only the last member is partial"
+            raise Refused(BLOCK_CUT, reason, help, label=f"{label} {what}")
 
 
 def alike(types: Sequence[Type], labels: Sequence, free: int | None, spans: bool, shapes: bool = True) -> None:
@@ -146,12 +157,13 @@ def alike(types: Sequence[Type], labels: Sequence, free: int | None, spans: bool
     first = types[0]
     for t in types:
         parts = [(p.role, p.dtype) for p in t.parts] == [(p.role, p.dtype) for p in first.parts]
-        shape = not shapes or len(t.shape) == len(first.shape) and all(a == b or i == free for i, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)))  # fmt: skip
-        same = t.format == first.format and t.layout == first.layout and shape
+        pairs = enumerate(zip(t.shape, first.shape, strict=False))
+        fits = not shapes or len(t.shape) == len(first.shape) and all(a == b or i == free for i, (a, b) in pairs)
+        same = t.format == first.format and t.layout == first.layout and fits
         if same and t.spelling == first.spelling and parts and (spans or t.spans == first.spans):
             continue
         reason, help = named(types, labels), "members must have one type"
-        if t.is_dense != first.is_dense or t.format != first.format or parts is False and t.is_dense:
+        if t.is_dense != first.is_dense or t.format != first.format or t.is_dense and not parts:
             help = "write `dequant` or `requant(…)` before it, or `cast` where the dtypes differ"
         elif same and t.spelling != first.spelling:
             reason, help = f"{reason}; they are spelled {first.spelling.name} and {t.spelling.name}", "write `pack(…)` before it"
@@ -174,7 +186,8 @@ def joined(types: Sequence[Type], labels: Sequence, axis: str, dim: int) -> Type
         spans = () if shared else tuple(s for t in types for s in t.spans or (t.shape[dim],) if s != 0)
         spans = spans if len(spans) > 1 else ()
     elif how == "columns" and collected(first) and (spans or not shared):
-        raise Refused(SEVERAL_SCALES, f"members along the columns have a {collected(first)[0].role} scale each: {named(types, labels)}", "write `align` before the cat")  # fmt: skip
+        reason = f"members along the columns have a {collected(first)[0].role} scale each: {named(types, labels)}"
+        raise Refused(SEVERAL_SCALES, reason, "write `align` before the cat")
     kept = tuple(a for a in first.aligned if a != axis and all(a in t.aligned for t in types))
     size = sum((t.shape[dim] for t in types[1:]), first.shape[dim])
     return evolve(resized(first, dim, size, spans), aligned=kept)
@@ -204,7 +217,8 @@ def parted(type: Type, axis: Axis, dim: int, sizes: Sequence[Dim]) -> tuple[Type
         spans = type.spans
         if spans and how == "rows":
             if at not in edges or at + size not in edges:
-                raise Refused(SEVERAL_SCALES, f"rows {at}:{at + size} cut the rows of one scale; each covers {', '.join(map(str, spans))}", "`align` before the `cat`, or `dequant`", label=f"{label} would cut one")  # fmt: skip
+                reason = f"rows {at}:{at + size} cut the rows of one scale; each covers {', '.join(map(str, spans))}"
+                raise Refused(SEVERAL_SCALES, reason, "`align` before the `cat`, or `dequant`", label=f"{label} would cut one")
             spans = type.spans[edges.index(at) : edges.index(at + size)]
             spans = spans if len(spans) > 1 else ()
         aligned = () if type.spans or how in ("lead", "inner") or not collected(type) else (axis.name,)
@@ -257,4 +271,3 @@ def span_of(value: Value) -> tuple[int, int]:
 def larger_range(numbers, inverse: bool):
     """Of numbers stacked along dimension 0 the one with the larger range: the largest multiplier, the smallest divisor."""
     return numbers.amin(0) if inverse else numbers.amax(0)
-

@@ -19,11 +19,11 @@ NOT_KEPT = define("QR215", "A scale cannot be written in the dtype or the direct
 class Pack(Op):
     name = "pack"
     summary = "a value's parts in a spelling"
-    help = """Takes a value of any format and gives its parts the names, shapes and dtypes of a spelling, its own unless named. Codes and block
-scales stay byte for byte; a global scale turns from multiplying to dividing as 1/x in f32 (one ulp; powers of two exactly);
-ue8m0 bytes and f32 powers of two turn into each other by value (`scale=`). `pack(bare)` and `pack(weight)` name dense values,
-which pass a quantised format's spelling as they are. Refused: more global scales than the spelling holds (`align` before the
-`cat`), a part or a dtype that the spelling has no place for."""
+    help = """Takes a value of any format and gives its parts the names, shapes and dtypes of a spelling, its own unless
+named. Codes and block scales stay byte for byte; a global scale turns from multiplying to dividing as 1/x in f32 (one ulp;
+powers of two exactly); ue8m0 bytes and f32 powers of two turn into each other by value (`scale=`). `pack(bare)` and
+`pack(weight)` name dense values, which pass a quantised format's spelling as they are. Refused: more global scales than the
+spelling holds (`align` before the `cat`), a part or a dtype that the spelling has no place for."""
     params = (
         Param("spelling", "spelling", None, "its own unless given"),
         Param("scale", "dtype", None, "of block scales, where the spelling allows several"),
@@ -59,19 +59,24 @@ which pass a quantised format's spelling as they are. Refused: more global scale
 def _made(t: Type, name: str | None, scale: str | None, context: Context) -> Type:
     check_parts(t)
     if t.spans:
-        raise Refused(SEVERAL_SCALES, f"{t} has {len(t.spans)} global scales; a spelling holds one", "write `align` before the `cat`")
+        reason = f"{t} has {len(t.spans)} global scales; a spelling holds one"
+        raise Refused(SEVERAL_SCALES, reason, "write `align` before the `cat`")
     spelling = t.spelling if name is None else t.format.spelling(name)
     if spelling is None:
         known = {s.name for f in context.formats.values() for s in f.spellings}
         if t.is_dense and name in known:
             return t
-        raise Refused(WRONG_ARGUMENT, f"{t.format.name} has no spelling {name}; it has {', '.join(s.name for s in t.format.spellings)}", argument="spelling")  # fmt: skip
+        reason = f"{t.format.name} has no spelling {name}; it has {', '.join(s.name for s in t.format.spellings)}"
+        raise Refused(WRONG_ARGUMENT, reason, argument="spelling")
     for role in sorted({p.role for p in spelling.parts if not p.optional} ^ {p.role for p in t.parts}):
         if t.part(role) and not spelling.part(role):
-            raise Refused(NO_PLACE, f"the spelling {spelling.name} has no place for the {role} of {t}", "`drop` it by a rule of its own where it is optional")  # fmt: skip
+            reason = f"the spelling {spelling.name} has no place for the {role} of {t}"
+            raise Refused(NO_PLACE, reason, "`drop` it by a rule of its own where it is optional")
         if not t.part(role):
             raise Refused(NO_PLACE, f"{t} has no {role}, which the spelling {spelling.name} requires")
-    parts = tuple(_part(t, spelling, spec.role, scale if spec.role == "scale" else None) for spec in spelling.parts if t.part(spec.role))
+    parts = tuple(
+        _part(t, spelling, spec.role, scale if spec.role == "scale" else None) for spec in spelling.parts if t.part(spec.role)
+    )
     return evolve(t, spelling=spelling, parts=parts)
 
 
@@ -81,11 +86,13 @@ def _part(t: Type, spelling: Spelling, role: str, wanted: str | None) -> PartTyp
     codec = codec_of(t.format, role, dtype)
     allowed = [wanted] if wanted else [dtype, *spec.dtypes] if not spec.dtypes or dtype in spec.dtypes else spec.dtypes
     if wanted and spec.dtypes and wanted not in spec.dtypes:
-        raise Refused(WRONG_ARGUMENT, f"the {role} of the spelling {spelling.name} is {' or '.join(spec.dtypes)}, not {wanted}", argument="scale")
+        reason = f"the {role} of the spelling {spelling.name} is {' or '.join(spec.dtypes)}, not {wanted}"
+        raise Refused(WRONG_ARGUMENT, reason, argument="scale")
     same = [d for d in allowed if d == dtype or _bits(codec_of(t.format, role, d)) == _bits(codec)]
     numbers = [d for d in allowed if role != "codes" and {d, codec} <= {*FLOATS, "f8_e8m0"}]
     if not same and not numbers:
-        raise Refused(NO_PLACE, f"the {role} of {t} is {dtype}; the spelling {spelling.name} takes {' or '.join(spec.dtypes)}", "`requant` makes new scales", argument="scale" if wanted else "")  # fmt: skip
+        reason = f"the {role} of {t} is {dtype}; the spelling {spelling.name} takes {' or '.join(spec.dtypes)}"
+        raise Refused(NO_PLACE, reason, "`requant` makes new scales", argument="scale" if wanted else "")
     return part_type(t.format, spec, t.shape, (same or numbers)[0])
 
 
@@ -113,6 +120,6 @@ def _numbers(source: Value, target: Value, role: str, kind: str) -> None:
     stored = made.to(torch_dtype(codec_of(target.type.format, role, new.dtype)))
     bad = ~torch.isfinite(stored.float()) | (stored.float() != made if kind == "number" else False)
     if bad.any():
-        reason = f"{source.name or 'value'}: the {role} {float(was[bad.nonzero()[0]])} has no {'inverse' if kind == 'inverse' else new.dtype}"
-        raise Refused(NOT_KEPT, reason)
+        number, lacks = float(was[bad.nonzero()[0]]), "inverse" if kind == "inverse" else new.dtype
+        raise Refused(NOT_KEPT, f"{source.name or 'value'}: the {role} {number} has no {lacks}")
     flat(target.parts[role]).copy_(stored.view(torch.uint8))

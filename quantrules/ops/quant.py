@@ -9,6 +9,8 @@ from quantrules.ops.codecs import LARGEST, POWER_RULES, SMALLEST, TINY, codec_of
 from quantrules.ops.lift import NO_SCALES, WRONG_ARGUMENT, WRONG_DIMENSION, find_format, whole_blocks
 from quantrules.types import FLOATS, Format, Spelling, Type, divisible, make_type, rows_of
 
+FLOOR = """least magnitude that a block's scale is made for, where there is no global scale: 1e-4 for blocks of several rows, as
+engines do, which zeroes smaller ones; 0 keeps them"""
 NOT_MADE = define("QR212", "quant cannot make this format")
 
 
@@ -16,20 +18,19 @@ NOT_MADE = define("QR212", "quant cannot make this format")
 class Quant(Op):
     name = "quant"
     summary = "a dense value in a quantised format"
-    help = """f[N, K] → format[N, K]. Scales come first and are rounded to their dtype before codes are made with them; codes round half to
-even and saturate. Blocks never cross the slices of a leading dimension, and each slice has a global scale of its own.
-A format with a global scale takes it from the largest magnitude of the whole value (a pass of its own) and fits block scales
-under it, not below the smallest number of their dtype; without one, a block scale is its largest magnitude over the largest
-code. ue8m0 scales are powers of two by `rule`. A block of zeros gets scale 0 where a zero exists. An activation scale that came
-with the value is kept where the format has a place, and none is invented. Refused: packed values (`requant`), integers,
-columns that are not whole groups, NaN and infinities with their index."""
+    help = """f[N, K] → format[N, K]. Scales come first and are rounded to their dtype before codes are made with them;
+codes round half to even and saturate. Blocks never cross the slices of a leading dimension, and each slice has a global scale
+of its own. A format with a global scale takes it from the largest magnitude of the whole value (a pass of its own) and fits
+block scales under it, not below the smallest number of their dtype; without one, a block scale is its largest magnitude over
+the largest code. ue8m0 scales are powers of two by `rule`. A block of zeros gets scale 0 where a zero exists. An activation
+scale that came with the value is kept where the format has a place, and none is invented. Refused: packed values (`requant`),
+integers, columns that are not whole groups, NaN and infinities with their index."""
     params = (
         Param("format", "format", help="the format to make"),
         Param("spelling", "spelling", None, "the first one that keeps the name of the dense tensor unless given"),
         Param("scale", "dtype", None, "of block scales, where the format allows several; the first unless given"),
-        Param("rule", "word", "ceil", "how ue8m0 scales are chosen: ceil never saturates, even and floor are smaller", POWER_RULES),
-        Param("floor", "number", None, "least magnitude that a block's scale is made for, where there is no global scale: 1e-4 for blocks of "
-              "several rows, which zeroes smaller ones, as engines do; 0 keeps them"),  # fmt: skip
+        Param("rule", "word", "ceil", "of ue8m0 scales: ceil never saturates, even and floor are smaller", POWER_RULES),
+        Param("floor", "number", None, FLOOR),
     )
     example = "*.q_proj → unpack | quant(FORMAT, scale=f8_e8m0)"
     surveys = True
@@ -50,17 +51,17 @@ columns that are not whole groups, NaN and infinities with their index."""
         if t.dtype not in FLOATS:
             raise Refused(NO_SCALES, f"{t} is not floating point", "`cast` it, or `keep` it")
         if len(t.shape) < 2:
-            raise Refused(WRONG_DIMENSION, f"{t} has {len(t.shape)} dimensions; blocks need rows and columns", "`keep` it, or match weights only")
+            reason = f"{t} has {len(t.shape)} dimensions; blocks need rows and columns"
+            raise Refused(WRONG_DIMENSION, reason, "`keep` it, or match weights only")
         spelling = self._spelling(format, args.get("spelling"), t)
         scale, dtype = spelling.part("scale"), args.get("scale") or spelling.part("scale").dtypes[0]
         if dtype not in scale.dtypes:
-            raise Refused(WRONG_ARGUMENT, f"block scales of {format.name} in the spelling {spelling.name} are {' or '.join(scale.dtypes)}, not {dtype}", argument="scale")  # fmt: skip
+            reason = f"block scales of {format.name} in the spelling {spelling.name} are {' or '.join(scale.dtypes)}, not {dtype}"
+            raise Refused(WRONG_ARGUMENT, reason, argument="scale")
         roles = [p.role for p in spelling.parts if not p.optional or p.role == "act" and t.part("act")]
         made = make_type(format, spelling, t.shape, {"scale": dtype}, roles)
-        if not divisible(t.shape[-1], format.element.per):
-            whole_blocks(made, "columns", t.shape[-1], t, "does not fill its last byte")
-        if format.block[0] == 1 and not divisible(t.shape[-1], format.block[1]):
-            whole_blocks(made, "columns", t.shape[-1], t, "does not fill its last group")
+        if format.block[0] == 1 or not divisible(t.shape[-1], format.element.per):
+            whole_blocks(made, "columns", t.shape[-1], t, "does not fill its last one")
         return made
 
     @staticmethod
@@ -69,12 +70,15 @@ columns that are not whole groups, NaN and infinities with their index."""
         same = [s for s in format.spellings if s.dense == suffix]
         spelling = format.spelling(name) if name else (same or format.spellings)[0]
         if spelling is None:
-            raise Refused(WRONG_ARGUMENT, f"{format.name} has no spelling {name}; it has {', '.join(s.name for s in format.spellings)}", argument="spelling")  # fmt: skip
+            reason = f"{format.name} has no spelling {name}; it has {', '.join(s.name for s in format.spellings)}"
+            raise Refused(WRONG_ARGUMENT, reason, argument="spelling")
         required = {p.role for p in spelling.parts if not p.optional}
         grid = [(g.letter, g.divisor) for g in spelling.part("scale").grid or ()] if spelling.part("scale") else []
         blocks = len(format.block) == 2 and grid == [("N", format.block[0]), ("K", format.block[1])]
         if not required <= {"codes", "scale", "global"} or not blocks or format.element.codec not in LARGEST:
-            raise Refused(NOT_MADE, f"quant does not make {format.name} in the spelling {spelling.name}", "it makes formats of codes, one scale for each block, and at most one global scale", argument="format")  # fmt: skip
+            reason = f"quant does not make {format.name} in the spelling {spelling.name}"
+            help = "it makes formats of codes, one scale for each block, and at most one global scale"
+            raise Refused(NOT_MADE, reason, help, argument="format")
         return spelling
 
     def label(self, step):

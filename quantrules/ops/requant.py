@@ -9,8 +9,8 @@ from quantrules.ops.base import REGISTRY, Op, register
 class Requant(Op):
     name = "requant"
     summary = "another format, by way of f32"
-    help = """Stands for `dequant(f32) | quant(format, …)` with the same arguments as `quant`: codes are rounded once, where `dequant | quant`
-rounds to bf16 first. A dense value is quantised. Refused as `dequant` and `quant` are."""
+    help = """Stands for `dequant(f32) | quant(format, …)` with the same arguments as `quant`: codes are rounded once, where
+`dequant | quant` rounds to bf16 first. A dense value is quantised. Refused as `dequant` and `quant` are."""
     example = "*.o_a_proj → unpack | requant(FORMAT, scale=f8_e8m0)"
 
     @property

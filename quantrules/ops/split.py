@@ -14,11 +14,11 @@ from quantrules.types import Axis, Dim, Grid, Type, ceil_div, div, divisible, fl
 class Split(Op):
     name = "split"
     summary = "parts a value along a dimension"
-    help = """Adds an axis: f[N1+N2, K] → f[N1, K], f[N2, K], the inverse of `cat`. The members are those of the target's braces, or names given
-with sizes (`split(1, nope=128, pe=64)`) for an axis that a later `cat` removes. Sizes are equal unless given. The dimension is
-0 unless given, and must be given from rank 3 on. Packed values are parted part by part; of several global scales each piece
-keeps its own, and a single one is copied to all. Refused: sizes that do not add up, pieces that begin inside a block, pieces
-that cut the rows of one of several global scales."""
+    help = """Adds an axis: f[N1+N2, K] → f[N1, K], f[N2, K], the inverse of `cat`. The members are those of the target's
+braces, or names given with sizes (`split(1, nope=128, pe=64)`) for an axis that a later `cat` removes. Sizes are equal unless
+given. The dimension is 0 unless given, and must be given from rank 3 on. Packed values are parted part by part; of several
+global scales each piece keeps its own, and a single one is copied to all. Refused: sizes that do not add up, pieces that
+begin inside a block, pieces that cut the rows of one of several global scales."""
     params = (
         Param("dim", "int", None, "the dimension to part"),
         Param("sizes", "sizes", None, "a list, or name=size for each member; equal unless given"),
@@ -56,13 +56,14 @@ that cut the rows of one of several global scales."""
             source, pieces, dim, k = _pieces(step, item)
             value, how = x[item // len(pieces)], way(source.shape, dim)
             before, size = sum(p.shape[dim] for p in pieces[:k]), pieces[k].shape[dim]
-            slices = (sum(flat_rows(p.shape) for p in pieces[:k]) + target.start - value.start) // max(1, rows_of(source.shape)[1])
+            ahead = sum(flat_rows(p.shape) for p in pieces[:k]) + target.start - value.start  # flat rows, for "lead"
             for p in target.type.parts:
                 if how == "inner":
                     target.tensor(p.role).copy_(value.tensor(p.role).narrow(dim, before, size))
                     continue
                 made, given = raw(target, p.role), raw(value, p.role)
-                start = slices if how == "lead" else _start(source, value, target, p.role, how, before, size)
+                start = ahead // max(1, rows_of(source.shape)[1])
+                start = start if how == "lead" else _start(source, value, target, p.role, how, before, size)
                 made.copy_(given if start is None else given.narrow(DIMS[how], start, made.shape[DIMS[how]]))
 
     def inverse(self, step):
@@ -95,14 +96,16 @@ def _pieces(step: Step, item: int) -> tuple[Type, Sequence[Type], int, int]:
 
 def _axis(grid: Grid[Type], sizes, context: Context) -> Axis:
     """The axis that a split adds: the first of the target's that the unit does not have yet and that fits the sizes."""
-    missing = [a for a in context.target_axes if a not in grid.axes and not (a.name and a.name in [g.name for g in grid.axes])]
-    lists = [a for a in missing if a.labels and all(isinstance(label, str) for label in a.labels)] or [a for a in missing if a.labels]
+    taken = [a.name for a in grid.axes if a.name]
+    missing = [a for a in context.target_axes if a.labels and a not in grid.axes and a.name not in taken]
+    lists = [a for a in missing if all(isinstance(label, str) for label in a.labels)] or missing
     if isinstance(sizes, dict):
         return next((a for a in lists if set(a.labels) == set(sizes)), Axis("", tuple(sizes)))
     if lists:
         return lists[0]
     if sizes is None:
-        raise Refused(WRONG_SIZES, "the target has no braces that this split could make", "write the members in the target, `{a,b}`, or sizes")
+        reason = "the target has no braces that this split could make"
+        raise Refused(WRONG_SIZES, reason, "write the members in the target, `{a,b}`, or sizes")
     return Axis("", tuple(range(len(sizes))))
 
 
@@ -116,5 +119,6 @@ def _sizes(type: Type, dim: int, axis: Axis, sizes) -> tuple[Dim, ...]:
     if len(sizes) != n:
         raise Refused(WRONG_SIZES, f"{len(sizes)} sizes for the {n} members {', '.join(map(str, axis.labels))}", argument="sizes")
     if sum(sizes[1:], sizes[0]) != whole:
-        raise Refused(WRONG_SIZES, f"{' + '.join(map(str, sizes))} is {sum(sizes[1:], sizes[0])}; {noun} is {whole}", argument="sizes")
+        reason = f"{' + '.join(map(str, sizes))} is {sum(sizes[1:], sizes[0])}; {noun} is {whole}"
+        raise Refused(WRONG_SIZES, reason, argument="sizes")
     return sizes

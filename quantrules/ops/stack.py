@@ -17,9 +17,10 @@ HOLE = define("QR209", "The members of a stack have a hole")
 class Stack(Op):
     name = "stack"
     summary = "members of an axis become a new dimension"
-    help = """Removes an axis: E times f[N, K] → f[E, N, K], in numeric order of a capture, in the order of a list. Parts of packed values are
-stacked alike: one global scale for each member. A capture must run without a hole from 0, or from the lower bound of its range.
-The new dimension is the first unless given. Refused: members of different types, a hole, a packed value along another dimension."""
+    help = """Removes an axis: E times f[N, K] → f[E, N, K], in numeric order of a capture, in the order of a list. Parts of
+packed values are stacked alike: one global scale for each member. A capture must run without a hole from 0, or from the lower
+bound of its range. The new dimension is the first unless given. Refused: members of different types, a hole, a packed value
+along another dimension."""
     params = (Param("axis", "axis", help="the axis to remove"), Param("dim", "int", 0, "where the new dimension stands"))
     example = "*.experts.{E}.{w1,w3}.weight → cat | stack(E) → *.experts.gate_up_proj"
 
@@ -31,7 +32,8 @@ The new dimension is the first unless given. Refused: members of different types
             missing = sorted(set(range(low, max(axis.labels, default=low) + 1)) - set(axis.labels))
             if missing or any(label < low for label in axis.labels):
                 lost = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
-                raise Refused(HOLE, f"{axis.name} has {len(axis.labels)} members up to {max(axis.labels)}; missing: {lost or 'none'}", f"it must run from {low} without a hole")  # fmt: skip
+                reason = f"{axis.name} has {len(axis.labels)} members up to {max(axis.labels)}; missing: {lost or 'none'}"
+                raise Refused(HOLE, reason, f"it must run from {low} without a hole")
 
         def made(types, labels):
             first, n = types[0], len(types)
@@ -44,7 +46,8 @@ The new dimension is the first unless given. Refused: members of different types
         return gather(x, at, made)
 
     def rows(self, step, item, lo, hi):
-        line, first = self._lines(step)[item], step.takes.items[0]
+        line = self._lines(step)[item]
+        first = step.takes.items[line[0]]
         if _dim(step.args, first) != 0:
             return None
         wanted: list[tuple[int, int] | None] = [None] * len(step.takes.items)
@@ -80,7 +83,8 @@ The new dimension is the first unless given. Refused: members of different types
 def _dim(args, member) -> int:
     dim = pick_dim(args.get("dim") or 0, member, "stack", len(member.shape) + 1)
     if dim and not member.is_dense:
-        raise Refused(WRONG_DIMENSION, f"{member} is packed; the new dimension must be the first", "`dequant` first", argument="dim")
+        reason = f"{member} is packed; the new dimension must be the first"
+        raise Refused(WRONG_DIMENSION, reason, "`dequant` first", argument="dim")
     return dim
 
 

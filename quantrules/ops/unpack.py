@@ -14,9 +14,9 @@ OTHER_FORMAT = define("QR200", "A module has another format than the rule asks f
 class Unpack(Op):
     name = "unpack"
     summary = "a module's tensors as one value of its format"
-    help = """Takes a module and checks that every part has the dtype and the shape that the format gives it. `unpack(FORMAT)`
-requires that format; plain `unpack` takes any, dense too, so that one rule serves a module that was never quantised.
-Refused: another format, a part missing, a scale of the wrong dtype, or on a grid that is not the format's blocks."""
+    help = """Takes a module and checks that every part has the dtype and the shape that the format gives it.
+`unpack(FORMAT)` requires that format; plain `unpack` takes any, dense too, so that one rule serves a module that was never
+quantised. Refused: another format, a part missing, a scale of the wrong dtype, or on a grid that is not the format's blocks."""
     params = (Param("format", "format", None, "the format that it must have"),)
     matches = "paths"
     example = "*.down_proj → unpack | dequant"

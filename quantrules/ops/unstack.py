@@ -14,9 +14,9 @@ from quantrules.types import Axis, Grid, Type, flat_rows
 class Unstack(Op):
     name = "unstack"
     summary = "a dimension becomes the members of a new axis"
-    help = """Adds the axis `{E}` of the target: f[E, N, K] → E times f[N, K], the inverse of `stack`. The dimension is the first unless given.
-Parts of packed values are taken apart alike, each member with its own global scale. Refused: a list in the target with another
-number of members than the dimension has, and a packed value along its rows or columns."""
+    help = """Adds the axis `{E}` of the target: f[E, N, K] → E times f[N, K], the inverse of `stack`. The dimension is the
+first unless given. Parts of packed values are taken apart alike, each member with its own global scale. Refused: a list in
+the target with another number of members than the dimension has, and a packed value along its rows or columns."""
     params = (Param("axis", "axis", help="the axis of the target to add"), Param("dim", "int", 0, "the dimension to remove"))
     example = "*.experts.gate_up_proj → unstack(E) | split → *.experts.{E}.{w1,w3}.weight"
 
@@ -26,7 +26,8 @@ number of members than the dimension has, and a packed value along its rows or c
         def made(t: Type):
             dim = pick_dim(args.get("dim") or 0, t, "unstack")
             if not t.is_dense and (dim or len(t.shape) < 3):
-                raise Refused(WRONG_DIMENSION, f"{t} is packed; only a dimension before its rows can become members", "`dequant` first", argument="dim")
+                reason = f"{t} is packed; only a dimension before its rows can become members"
+                raise Refused(WRONG_DIMENSION, reason, "`dequant` first", argument="dim")
             parts = tuple(evolve(p, shape=(*p.shape[:dim], *p.shape[dim + 1 :])) for p in t.parts)
             return (evolve(t, shape=(*t.shape[:dim], *t.shape[dim + 1 :]), parts=parts),) * len(axis.labels)
 
@@ -72,12 +73,14 @@ def _axis(grid: Grid[Type], args, context: Context) -> Axis:
     sizes = {t.shape[pick_dim(args.get("dim") or 0, t, "unstack")] for t in grid.items}
     size = sizes.pop()
     if sizes or not isinstance(size, int):
-        raise Refused(WRONG_SIZES, f"the dimension is {size}" + "".join(f" and {s}" for s in sizes) + "; members are known only where it is one number")  # fmt: skip
+        found = " and ".join(map(str, (size, *sizes)))
+        raise Refused(WRONG_SIZES, f"the dimension is {found}; members are known only where it is one number")
     low = context.lows.get(name, 0)
     if not axis.labels:
         return Axis(name, tuple(range(low, low + size)))
     if len(axis.labels) != size:
-        raise Refused(WRONG_SIZES, f"the dimension has {size} entries, {name} of the target {len(axis.labels)} members", label=f"{size} entries")
+        reason = f"the dimension has {size} entries, {name} of the target {len(axis.labels)} members"
+        raise Refused(WRONG_SIZES, reason, label=f"{size} entries")
     return axis
 
 

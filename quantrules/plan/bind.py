@@ -17,7 +17,7 @@ from quantrules.diagnostics import Diagnostic, PlanError, QuantrulesError, defin
 from quantrules.lang import ast
 from quantrules.lang.evaluate import Env, evaluate, free_names
 from quantrules.lang.parser import parse
-from quantrules.names import HOLE, Names, families, split_name
+from quantrules.names import HOLE, Names, families, row_keys, split_name
 from quantrules.ops.base import Context
 from quantrules.plan.model import Plan, Recipe, Units
 from quantrules.plan.reading import Read, axis_key, read, write
@@ -199,9 +199,9 @@ def _check_distinct(binder: Binder) -> None:
         by_template.setdefault(family.names.template, []).append(family)
     for template, group in by_template.items():
         digits = np.vstack([f.names.digits for f in group])
-        unique, counts = np.unique(digits, axis=0, return_counts=True)
-        if len(unique) < len(digits):
-            twice = Names(template, unique[counts > 1])[0] if digits.shape[1] else template
+        _, first, counts = np.unique(row_keys(digits), return_index=True, return_counts=True)
+        if (counts > 1).any():
+            twice = Names(template, digits[first[counts > 1]])[0]
             binder.diagnostics.append(Diagnostic(RENAMED, f"two modules are called {twice} after the renames", binder.scope.renames[0].span))
 
 
@@ -317,11 +317,11 @@ def _make_units(binder: Binder, rule: BoundRule, took: list[Took]) -> None:
     for group in gather(rule, took, binder.name_of, binder.diagnostics):
         binder.counts[rule.index] = binder.counts.get(rule.index, 0) + len(group.modules)
         kinds = binder.type_of[group.modules]
-        signatures, inverse = np.unique(kinds, axis=0, return_inverse=True)
-        for s, signature in enumerate(signatures):
-            units = np.flatnonzero(inverse.reshape(-1) == s)
+        _, first, inverse = np.unique(row_keys(kinds), return_index=True, return_inverse=True)
+        for s, example in enumerate(first):
+            units = np.flatnonzero(inverse == s)
             try:
-                _type_units(binder, rule, group, units, [binder.types[k] for k in signature])
+                _type_units(binder, rule, group, units, [binder.types[k] for k in kinds[example]])
             except PlanError as error:
                 example = binder.name_of(group.modules[units[0], 0])
                 note = f"for {example}" + (f" and {len(units) - 1} more" if len(units) > 1 else "")
@@ -479,6 +479,11 @@ def _other_kind(binder: Binder, rule: BoundRule) -> Diagnostic | None:
         return None
     for source in rule.sources:
         for family in binder.families:
+            own = family.names.template + (family.modules.spelling.parts[0].suffix if rule.matches == "keys" else "")
+            if read(source.pattern, Names(own, family.names.digits), binder.scope.env):
+                return None  # it reads names: its condition stands against it, or an earlier rule
+    for source in rule.sources:
+        for family in binder.families:
             suffix = family.modules.spelling.parts[0].suffix
             if not suffix:
                 continue
@@ -547,9 +552,9 @@ def _check_targets(binder: Binder) -> None:
                     seen.setdefault(whole.template, []).append((whole.digits, units))
     for template, writers in seen.items():
         digits = np.vstack([d for d, _ in writers])
-        unique, counts = np.unique(digits, axis=0, return_counts=True) if digits.shape[1] else (digits[:1], np.array([len(digits)]))
+        _, first, counts = np.unique(row_keys(digits), return_index=True, return_counts=True)
         if (counts > 1).any():
-            clashing = unique[counts > 1]
+            clashing = digits[first[counts > 1]]
             key = Names(template, clashing)[0]
             who = [u for d, u in writers if (d == clashing[0]).all(1).any()]
             rules = list(dict.fromkeys(" ".join(u.rule.span.source.split()) for u in who))

@@ -71,7 +71,14 @@ class Plan:
     rules: tuple[str, ...] = ()  # names of the rule files
     texts: Mapping[str, str] = field(factory=dict, repr=False)  # their texts, for the manifest
     source: Any = field(default=None, repr=False)  # what it was bound to
-    scope: Any = field(default=None, repr=False)  # what the rule file defines, for explain
+    scope: Any = field(default=None, repr=False)  # what the rule file defines
+    binder: Any = field(default=None, repr=False)  # which rule took each module, for explain
+
+    def summary(self, by: str = "section") -> str:
+        """What would happen, as a table of counts and bytes by section, rule or type."""
+        from quantrules.plan.view import table
+
+        return table(self, by)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:

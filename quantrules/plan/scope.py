@@ -27,6 +27,7 @@ NO_CASE = define("QR105", "No def of this name holds")
 CYCLE = define("QR106", "A def uses itself")
 FUSE = define("QR107", "It cannot be told which fused module a rule makes")
 SHADOWS = define("QR108", "A capture has the name of a let or param")
+ADJACENT = define("QR112", "Two wildcards without text between them")
 NOT_YET = define("QR109", "A construct that this version does not bind")
 
 
@@ -161,16 +162,19 @@ def _define_param(scope: Scope, statement: ast.Param, given: Mapping[str, Any]) 
     if isinstance(value, str) and not isinstance(choices[0], str):
         value = _as_literal(value, choices[0])
     free = len(choices) == 1 and type(value) is type(choices[0])
-    if value not in choices and not free:
+    wrong = value not in choices and not free
+    scope.params[statement.name] = choices[0] if wrong else value
+    scope.env = scope.env.extend({statement.name: scope.params[statement.name]})
+    if wrong:
         allowed = " | ".join(map(repr, dict.fromkeys(choices)))
         raise RuleError(Diagnostic(PARAM, f"-D {statement.name}={value}: it is one of {allowed}", statement.span, "allowed here"))
-    scope.params[statement.name] = value
-    scope.env = scope.env.extend({statement.name: value})
 
 
 def _as_literal(text: str, like: Any) -> Any:
+    if isinstance(like, bool):
+        return {"true": True, "false": False}.get(text, text)
     try:
-        return type(like)(int(text)) if isinstance(like, (int, bool)) else float(text) if isinstance(like, float) else text
+        return int(text) if isinstance(like, int) else float(text) if isinstance(like, float) else text
     except ValueError:
         return text
 
@@ -237,6 +241,10 @@ def _bind_rule(scope: Scope, rule: ast.Rule, prefix) -> None:
         if source.pattern.file is not None or source.pattern.source:
             raise RuleError(Diagnostic(NOT_YET, "`@ FILE` and `source:` are not bound by this version", source.span))
         pattern = _resolved(scope, source.pattern)
+        for left, right in zip(pattern.nodes, pattern.nodes[1:]):
+            if isinstance(left, (ast.Star, ast.Capture)) and isinstance(right, (ast.Star, ast.Capture)):
+                raise RuleError(Diagnostic(ADJACENT, "where one wildcard ends and the next begins cannot be told", pattern.span,
+                                           help="write the text that stands between them"))  # fmt: skip
         sources.append(Source(pattern, source.type))
     targets = [_resolved(scope, t) for t in rule.targets]
     steps = tuple(_steps(scope, rule.pipeline, scope.env, ()))

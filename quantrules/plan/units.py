@@ -10,7 +10,7 @@ from attrs import frozen
 
 from quantrules.diagnostics import Diagnostic, define
 from quantrules.lang import ast
-from quantrules.names import Names
+from quantrules.names import Names, row_keys
 from quantrules.plan.reading import Read, axis_key, integers
 from quantrules.plan.scope import BoundRule
 from quantrules.types import Axis
@@ -91,7 +91,7 @@ def gather(rule: BoundRule, took: list[Took], name_of, errors: list[Diagnostic])
         digits = np.vstack([np.hstack([x.digits for x in row]) if row else np.zeros((len(t.modules), 0), np.int64) for row, t in zip(texts, members)])
         modules = np.concatenate([t.modules for t in members])
         coords, labels = _coordinates(axes, members)
-        order = np.lexsort([*coords.T[::-1], *digits.T[::-1]]) if digits.shape[1] + coords.shape[1] else np.arange(len(modules))
+        order = np.argsort(row_keys(np.hstack([digits, coords])), kind="stable")
         digits, modules, coords = digits[order], modules[order], coords[order]
         for index, present in _complete(rule, axes, labels, digits, coords, modules, name_of, errors):
             columns, at = [], 0

@@ -59,7 +59,8 @@ def execute(plan: Plan, source: Source, out: str | os.PathLike, *, memory: int =
     if dry_run:
         return result
     progress(0, total, "write")
-    with Output(out, placing, sides=source.side_files(), configs=plan.config_files, sources=[source], overwrite=overwrite) as output:
+    sides, configs = source.side_files(), plan.config_files
+    with Output(out, placing, sides=sides, configs=configs, sources=[source], overwrite=overwrite) as output:
         with _threads_of_torch(jobs, any(w.program.references for w in works)):
             _run(works, placing, output, memory, jobs, lambda done: progress(done, total, "write"))
         output.finish(manifest(plan))

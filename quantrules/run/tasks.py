@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 from attrs import define, field, frozen
@@ -143,16 +144,13 @@ def _unit_tasks(w: Work, placing: Placing, output: Output) -> Iterator[Task]:
         if index + 1 < len(w):
             unit, survey = ahead[index + 1] = Unit(w.units, index + 1, w.program, w.source), []
             if w.cut.surveys:
-                yield Task(_surveyor(w, unit), w.cut.survey_cost, survey=survey)
+                yield Task(_noted(unit, partial(unit.survey, w.cut)), w.cut.survey_cost, survey=survey)
         if index >= 0:
             unit, survey = ahead.pop(index)
             for tile in w.cut.tiles:
                 rows = [w.row(index, s) for s, (i, _) in enumerate(w.slots) if tile.whole or i == tile.item]
-                yield Task(_maker(w, unit, tile, placing, output), tile.cost, tile.weight, rows, survey if w.cut.surveys else None)
-
-
-def _surveyor(w: Work, unit: Unit) -> Callable[[], None]:
-    return _noted(unit, lambda: unit.survey(w.cut))
+                run = _maker(w, unit, tile, placing, output)
+                yield Task(run, tile.cost, tile.weight, rows, survey if w.cut.surveys else None)
 
 
 def _maker(w: Work, unit: Unit, tile: Tile, placing: Placing, output: Output) -> Callable[[], None]:

@@ -1,7 +1,4 @@
-"""Why a key goes where it goes: the rule that reads or writes it, step by step with types, and why other rules do not.
-
-The rules are bound once more, so that every module's place, name and type are at hand; all that is said comes from there.
-"""
+"""Why a key goes where it goes: the rule that reads or writes it, step by step with types, and why other rules do not."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import numpy as np
 from attrs import evolve, frozen
 
 from quantrules.diagnostics import Diagnostic, QuantrulesError, define, visible
-from quantrules.formats import find_modules
 from quantrules.lang import ast, evaluate, free_names
 from quantrules.lang.mistakes import nearest
 from quantrules.lang.printer import expression, pattern
@@ -52,12 +48,11 @@ class Explanation:
 def explain(plan: Plan, keys: Iterable[str]) -> tuple[list[Explanation], list[Diagnostic]]:
     """For each key of the source or the target, or path of a module: an explanation for each unit that it is part of.
 
-    Keys that are neither read nor written are the second result.
+    Keys that are neither read nor written are the second result. Of rules that could not be read there is nothing to say.
     """
-    binder = binding.make_binder(plan.scope, find_modules(plan.table, plan.source.config_files, plan.scope.formats))
-    if not plan.scope.errors:
-        binding.bind_rules(binder)
-    teller = _Teller(plan.table, binder)
+    if plan.scope.errors:
+        return [], []
+    teller = _Teller(plan.table, plan.binder)
     explained, unknown = [], []
     for key in keys:
         found = [Explanation(key, tuple(facts)) for facts in teller.tell(key)]

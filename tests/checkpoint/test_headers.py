@@ -134,7 +134,13 @@ def test_every_code_of_headers_has_a_case():
     assert codes - {code for _, code, _ in REFUSED.values()} == set()
 
 
-ORACLE_TAKES = {"a name twice, the same", "a name twice, once escaped", "a field too many", "metadata that is null", "NUL in a name"}
+ORACLE_TAKES = {
+    "a name twice, the same",
+    "a name twice, once escaped",
+    "a field too many",
+    "metadata that is null",
+    "NUL in a name",
+}
 
 
 @pytest.mark.parametrize("title", REFUSED)
@@ -197,7 +203,9 @@ LEGAL = {
     "metadata only": raw({"__metadata__": {"crc": "12"}}),
     "a scalar": raw({"w": entry("F32", (), 0, 4)}, FOUR),
     "an empty tensor": raw({"w": entry("F32", (3, 0, 2), 0, 0)}),
-    "an empty tensor between two": raw({"a": entry(), "z": entry(shape=[0], begin=4, end=4), "b": entry(begin=4, end=8)}, bytes(8)),
+    "an empty tensor between two": raw(
+        {"a": entry(), "z": entry(shape=[0], begin=4, end=4), "b": entry(begin=4, end=8)}, bytes(8)
+    ),
     "an empty tensor at the beginning and at the end": raw(
         {"z": entry(shape=[0], begin=0, end=0), "a": entry(), "y": entry(shape=[0], begin=4, end=4)}, FOUR
     ),
@@ -260,7 +268,9 @@ def test_every_dtype_that_safetensors_writes_is_read(tmp_path):
             out, tensor = np.zeros(int(ours.table.nbytes[row]), np.uint8), tensors[name]
             ours.read_into(row, 0, len(out), out)
             assert out.tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-            shape = tuple(tensor.shape) if tensor.dtype is not torch.float4_e2m1fn_x2 else (*tensor.shape[:-1], tensor.shape[-1] * 2)
+            shape = (
+                tuple(tensor.shape) if tensor.dtype is not torch.float4_e2m1fn_x2 else (*tensor.shape[:-1], tensor.shape[-1] * 2)
+            )
             assert ours.table.shapes[ours.table.shape[row]] == shape
 
 
@@ -286,7 +296,11 @@ def headers(draw) -> str:
     text = json.dumps(header, separators=separators, ensure_ascii=draw(st.booleans())) + " " * draw(st.integers(0, 3))
     if draw(st.booleans()):
         at = draw(st.integers(0, len(text)))
-        text = text[:at] + draw(st.sampled_from(["", " ", ",", "0", "1", '"', "]", "}", '"":', "-", "e1", "\n"])) + text[at + draw(st.integers(0, 2)) :]
+        text = (
+            text[:at]
+            + draw(st.sampled_from(["", " ", ",", "0", "1", '"', "]", "}", '"":', "-", "e1", "\n"]))
+            + text[at + draw(st.integers(0, 2)) :]
+        )
     return text
 
 

@@ -36,7 +36,9 @@ def test_tensors_cover_the_data_without_hole_or_overlap_and_headers_say_where(co
         told = {n: (read.kinds[k], b, e) for n, k, b, e in zip(read.names, read.kind, read.begin, read.end)}
         mine = np.flatnonzero(placing.shard == i)
         offsets = placing.offset[mine] - len(header)
-        assert told == {targets[t][0]: ((targets[t][1].upper(), targets[t][2]), o, o + placing.nbytes[t]) for t, o in zip(mine, offsets)}
+        assert told == {
+            targets[t][0]: ((targets[t][1].upper(), targets[t][2]), o, o + placing.nbytes[t]) for t, o in zip(mine, offsets)
+        }
         assert read.metadata == {"a": "b", "format": "pt"}
 
 
@@ -96,14 +98,20 @@ def test_a_weight_and_its_scale_stay_together_though_the_shard_is_full():
 
 
 def test_large_powers_of_two_come_first_then_the_order_of_the_plan():
-    placing = place([("a", "u8", (3,)), ("b", "f32", (2,)), ("c", "u8", (8192,)), ("d", "u8", (5,)), ("e", "bf16", ()), ("f", "u8", (4096,))], [0] * 6, 1)
+    placing = place(
+        [("a", "u8", (3,)), ("b", "f32", (2,)), ("c", "u8", (8192,)), ("d", "u8", (5,)), ("e", "bf16", ()), ("f", "u8", (4096,))],
+        [0] * 6,
+        1,
+    )
     start = len(placing.headers[0])
     assert (placing.offset - start).tolist() == [8192 + 4096 + 10, 8192 + 4096, 0, 8192 + 4096 + 13, 8192 + 4096 + 8, 8192]
 
 
 def test_metadata_keeps_the_source_s_and_says_format_pt():
     (header,) = place([("w", "u8", (1,))], [0], 1, {"z": "é", "format": "np"}).headers
-    assert header[8:].startswith('{"__metadata__":{"format":"pt","z":"é"},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.encode())
+    assert header[8:].startswith(
+        '{"__metadata__":{"format":"pt","z":"é"},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.encode()
+    )
 
 
 def test_our_headers_take_the_short_way():
@@ -129,7 +137,14 @@ def test_a_header_beyond_100_megabytes_is_refused(monkeypatch):
 
 
 def test_safetensors_reads_the_headers(tmp_path):
-    targets = [("a", "bf16", (2, 3)), ("f4", "f4", (2, 8)), ("e8m0", "f8_e8m0", (5,)), ("s", "f32", ()), ("z", "i64", (0, 7)), ('q"\\é', "bool", (3,))]
+    targets = [
+        ("a", "bf16", (2, 3)),
+        ("f4", "f4", (2, 8)),
+        ("e8m0", "f8_e8m0", (5,)),
+        ("s", "f32", ()),
+        ("z", "i64", (0, 7)),
+        ('q"\\é', "bool", (3,)),
+    ]
     placing = place(targets, range(6), 1 << 40)
     with open(tmp_path / "m.safetensors", "wb") as f:
         f.write(placing.headers[0])

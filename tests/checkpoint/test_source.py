@@ -84,7 +84,9 @@ def test_a_file_that_is_replaced_between_header_and_data_is_an_error(tmp_path):
 
 def test_the_bytes_of_a_header_with_an_odd_length_are_right(tmp_path):
     """Data then starts where nothing is aligned."""
-    (tmp_path / "m.safetensors").write_bytes(raw('{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}} ', np.float32([1, 2]).tobytes()))
+    (tmp_path / "m.safetensors").write_bytes(
+        raw('{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}} ', np.float32([1, 2]).tobytes())
+    )
     with open_source(tmp_path) as source:
         assert source.table.begin[0] % 2 == 1 or source.table.begin[0] % 8
         out = np.zeros(2, np.float32)
@@ -152,7 +154,9 @@ def test_tensors_in_memory_are_a_source():
     }
     with StateDictSource(tensors, {"a": 1}) as source:
         table = source.table
-        stored = {n: (table.dtypes[table.dtype[r]], table.shapes[table.shape[r]], read(source, r)) for r, n in enumerate(table.names())}
+        stored = {
+            n: (table.dtypes[table.dtype[r]], table.shapes[table.shape[r]], read(source, r)) for r, n in enumerate(table.names())
+        }
     assert stored == {
         "a.0.weight": ("bf16", (2, 2), bytes.fromhex("803f004040408040")),
         "a.1.weight": ("i32", (3, 2), np.array([0, 3, 1, 4, 2, 5], np.int32).tobytes()),
@@ -163,7 +167,13 @@ def test_tensors_in_memory_are_a_source():
         "raw": ("bf16", (2,), b"abcd"),
         "empty": ("f32", (0, 3), b""),
     }
-    assert (source.config, source.path, source.side_files(), source.opened(0), source.real_files()) == ({"a": 1}, None, (), None, ())
+    assert (source.config, source.path, source.side_files(), source.opened(0), source.real_files()) == (
+        {"a": 1},
+        None,
+        (),
+        None,
+        (),
+    )
     assert len(table.families) == 7
 
 
@@ -202,7 +212,18 @@ def test_a_header_entry_gives_the_columns(tmp_path):
     (tmp_path / "m.safetensors").write_bytes(raw(header, bytes(19)))
     table, start = open_source(tmp_path).table, 8 + len(raw(header)) - 8
     assert (table.dtypes, table.shapes) == (("f32", "u8"), ((1, 2), (3,)))
-    assert [c.tolist() for c in (table.file, table.dtype, table.shape, table.nbytes)] == [[0] * 3, [0, 0, 1], [0, 0, 1], [8, 8, 3]]
+    assert [c.tolist() for c in (table.file, table.dtype, table.shape, table.nbytes)] == [
+        [0] * 3,
+        [0, 0, 1],
+        [0, 0, 1],
+        [8, 8, 3],
+    ]
     assert (table.begin - start).tolist() == [0, 8, 16]
-    assert [c.dtype for c in (table.file, table.dtype, table.shape, table.begin, table.nbytes)] == ["int32", "int16", "int32", "int64", "int64"]
+    assert [c.dtype for c in (table.file, table.dtype, table.shape, table.begin, table.nbytes)] == [
+        "int32",
+        "int16",
+        "int32",
+        "int64",
+        "int64",
+    ]
     assert [(f.template, f.digits.tolist()) for f in table.families] == [("x.\0", [[0], [1]]), ("y", [[]])]

@@ -23,7 +23,13 @@ from tests.checkpoint.make import checkpoint, of
 TENSORS = {"a.weight": b"0123456789", "a.scale": b"ab", "b.weight": b"ABCDEFGH"}
 PLACING = place([(n, "u8", (len(d),)) for n, d in TENSORS.items()], [0, 0, 1], shard_size=10)
 CONFIG = {"config.json": {"model_type": "toy", "limit": float("inf")}}
-FINAL = ["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json", "quantrules_manifest.json"]
+FINAL = [
+    "config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "quantrules_manifest.json",
+]
 
 
 def write(out: Output, finish: bool = True) -> None:
@@ -89,7 +95,11 @@ def test_side_files_and_folders_are_copied(tmp_path):
     files = {"m.safetensors": of(w=b"1"), "tokenizer.json": b"{}", "a/b/c.txt": b"deep", "a/d.txt": b""}
     source = open_source(checkpoint(tmp_path / "m", files))
     run(tmp_path / "out", sides=source.side_files(), sources=[source])
-    assert {k: v for k, v in tree(tmp_path / "out").items() if k not in FINAL} == {"tokenizer.json": b"{}", "a/b/c.txt": b"deep", "a/d.txt": b""}
+    assert {k: v for k, v in tree(tmp_path / "out").items() if k not in FINAL} == {
+        "tokenizer.json": b"{}",
+        "a/b/c.txt": b"deep",
+        "a/d.txt": b"",
+    }
 
 
 def test_side_files_of_a_hub_cache_become_files(tmp_path):
@@ -133,7 +143,12 @@ def test_bytes_are_copied_with_and_without_the_kernel(tmp_path, monkeypatch, ker
         raise OSError(errno.EXDEV, "")
 
     real = os.copy_file_range
-    ways = {"works": real, "refuses": refuses, "gives nothing": lambda *_: 0, "is short": lambda s, t, n, a, b: real(s, t, min(n, 7), a, b)}
+    ways = {
+        "works": real,
+        "refuses": refuses,
+        "gives nothing": lambda *_: 0,
+        "is short": lambda s, t, n, a, b: real(s, t, min(n, 7), a, b),
+    }
     monkeypatch.setattr(os, "copy_file_range", ways[kernel])
     monkeypatch.setattr("quantrules.checkpoint.files.BUFFER", 16)
     (tmp_path / "m.safetensors").write_bytes(of(x=b"xyz", w=bytes(range(100))))
@@ -227,7 +242,10 @@ def test_overwrite_removes_an_earlier_output_whole_and_nothing_else(tmp_path):
 
 
 def test_overwrite_removes_a_checkpoint_that_is_not_ours_so_that_none_is_mixed(tmp_path):
-    checkpoint(tmp_path, {"model.safetensors": of(w=b"1"), "config.json": b"{}", "tokenizer.json": b"theirs", "hf_quant_config.json": b"{}"})
+    checkpoint(
+        tmp_path,
+        {"model.safetensors": of(w=b"1"), "config.json": b"{}", "tokenizer.json": b"theirs", "hf_quant_config.json": b"{}"},
+    )
     run(tmp_path, overwrite=True)
     assert sorted(tree(tmp_path)) == sorted([*FINAL, "tokenizer.json"])
     assert open_source(tmp_path).table.names() == ["a.weight", "a.scale", "b.weight"]
@@ -375,10 +393,11 @@ def test_a_run_that_is_killed_leaves_no_checkpoint_and_the_next_one_cleans_up(tm
         import os, signal, sys
         from pathlib import Path
         import quantrules.checkpoint.write as w
+        from quantrules.checkpoint import place
         from quantrules.checkpoint.source import SideFile
-        from tests.checkpoint.test_write import PLACING, CONFIG, write
+        placing = place([("a.weight", "u8", (10,)), ("a.scale", "u8", (2,)), ("b.weight", "u8", (8,))], [0, 0, 1], shard_size=10)
         die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        with w.Output({str(tmp_path / "out")!r}, PLACING, configs=CONFIG, sides=[SideFile("s/v", Path({str(tmp_path / "v")!r}))]) as out:
+        with w.Output({str(tmp_path / "out")!r}, placing, configs={{"config.json": {{}}}}, sides=[SideFile("s/v", Path({str(tmp_path / "v")!r}))]) as out:
             if {point!r} == "begun": die()
             out.finish_shard(0)
             if {point!r} == "shard": die()
@@ -387,8 +406,7 @@ def test_a_run_that_is_killed_leaves_no_checkpoint_and_the_next_one_cleans_up(tm
             out._write_file = die
             out.finish()
     """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=root).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)]).returncode == -signal.SIGKILL
     assert ".quantrules.lock" in os.listdir(tmp_path / "out")
     with pytest.raises(CheckpointError):
         open_source(tmp_path / "out")

@@ -86,10 +86,37 @@ def test_what_is_no_usage_exits_with_2(run, quantised, tmp_path, options):
     assert result.stderr.startswith("Usage: ") and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [("", "src", "out"), ("nvfp4_to_bf16", "", "out"), ("nvfp4_to_bf16", "src", "")])
+def test_an_empty_path_is_no_usage(run, arguments):
+    assert run("apply", *arguments, "--overwrite").exit_code == 2
+
+
 def test_a_param_that_the_rules_do_not_have_is_a_finding(run, quantised, tmp_path):
     result = run("apply", "deepseek_v4_vllm", quantised, tmp_path / "out", "-D", "atention=fp8")
     assert result.exit_code == 1
     assert "-D atention is given, and no param has that name" in result.stderr and "did you mean `attention`?" in result.stderr
+
+
+def test_a_value_that_a_param_does_not_have_is_one_finding(run, dense):
+    result = run("check", "bf16_to_nvfp4", dense, "-D", "spelling=x")
+    assert result.exit_code == 1 and result.stderr.endswith("\n1 error\n")
+    assert "-D spelling=x: it is one of 'modelopt' | 'compressed_tensors'" in result.stderr
+
+
+def test_params_may_be_numbers_and_truths(run, dense, rules):
+    path = rules("param n = 3\nparam deep = false\n*_proj → drop when n == 4 and deep\n* → keep\n")
+    assert json.loads(run("plan", path, dense, "--json").stdout)["params"] == {"n": 3, "deep": False}
+    assert json.loads(run("plan", path, dense, "--json", "-D", "n=4", "-D", "deep=true").stdout)["totals"]["tensors_out"] == 1
+
+
+def test_rules_that_find_nothing_to_do_are_no_error(run, dense):
+    assert run("check", "nvfp4_to_bf16", dense).exit_code == 0
+
+
+def test_a_directory_called_like_a_rule_file_does_not_hide_it(run, dense, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nvfp4_to_bf16").mkdir()
+    assert run("check", "nvfp4_to_bf16", dense).exit_code == 0
 
 
 def test_sizes_are_read_as_people_write_them():

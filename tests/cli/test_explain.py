@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tests.cli.conftest import bf16, write
+from tests.cli.conftest import MODELOPT, bf16, nvfp4, write
 
 FUSED = "{x:a|b}.{q_proj,k_proj} → unpack | dequant | cat → {x}.qk\n* → keep\n"
 
@@ -77,6 +78,19 @@ def test_the_chain_of_renames_is_shown(lines, dense, rules):
 def test_what_is_dropped_writes_nothing(lines, dense, rules):
     shown = lines(rules("norm → drop\n* → keep\n"), dense, "norm.weight")
     assert "steps bf16[32], dropped" in shown and "writes nothing" in shown
+
+
+def test_a_companion_that_a_rule_of_its_own_drops(lines, tmp_path, rules):
+    tensors = nvfp4("a.q_proj", 16, 32) | {"a.q_proj.input_scale": ("F32", (), np.float32(1))}
+    source = write(tmp_path / "act", tensors, MODELOPT)
+    path = rules("*.input_scale → drop\n* → keep\n")
+    assert "writes nothing" in lines(path, source, "a.q_proj.input_scale")
+    assert "a.q_proj.input_scale f32[] in model.safetensors" not in lines(path, source, "a.q_proj")
+
+
+def test_rules_with_errors_are_not_explained(run, dense, rules):
+    result = run("explain", rules("* → unpak\n"), dense, "norm.weight")
+    assert (result.exit_code, result.stdout) == (1, "") and result.stderr.endswith("1 error\n")
 
 
 def test_a_key_that_no_rule_takes_names_what_nearly_did(lines, dense, rules):

@@ -50,3 +50,16 @@ def test_case(case):
 def test_the_harness_fails_on_a_wrong_output():
     with pytest.raises(AssertionError):
         test_case(evolve(CASES[0], sections={**CASES[0].sections, "output": '{"config.json": {"model_type": "n"}}'}))
+
+
+THEIRS = [c for c in CASES if '"quantization_status": "compressed"' in c.sections.get("output", "")]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", THEIRS, ids=lambda c: c.place)
+def test_compressed_tensors_takes_what_is_written(case):
+    from compressed_tensors.quantization import QuantizationConfig
+
+    files, _ = made(case)
+    read = QuantizationConfig.model_validate(files["config.json"]["quantization_config"])
+    assert read.config_groups and all(scheme.weights and scheme.targets for scheme in read.config_groups.values())

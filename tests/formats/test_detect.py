@@ -107,7 +107,8 @@ format fp2
     ],
 )
 def test_a_block_that_means_nothing_is_refused(block, said):
-    text = f"format odd\n    {block}\n    spelling s\n        codes .w u8[N, K]\n        scale .s u8[N, K/16]\n        act .a f32[] optional\n"
+    parts = "codes .w u8[N, K]\n        scale .s u8[N, K/16]\n        act .a f32[] optional\n"
+    text = f"format odd\n    {block}\n    spelling s\n        {parts}"
     with pytest.raises(RuleError) as error:
         load_formats(lang.parse(text))
     assert said in str(error.value)
@@ -149,14 +150,16 @@ format twin
     formats = load_formats(FILE, user)
     source = headers("a twin[4, 32]", formats)
     table = find_modules(source.table, {}, formats, DIALECTS)
-    assert [d.code for d in table.diagnostics] == ["QR416"] and "mxfp4 (modelopt) or twin (own)" in str(table.diagnostics[0].message)
+    assert [d.code for d in table.diagnostics] == ["QR416"]
+    assert "mxfp4 (modelopt) or twin (own)" in table.diagnostics[0].message
     told = {"config.json": {"quantization_config": {"quant_method": "modelopt", "quant_algo": "TWIN"}}}
     table = find_modules(source.table, told, formats, DIALECTS)
     assert not table.diagnostics and table.modules[0].format.name == "twin"
 
 
 def test_ranks_that_repeat_keys_are_joined_within_their_file():
-    entries = [(n, f, d, s, 0, nbytes(d, s)) for f in (0, 1) for n, d, s in (("a.weight", "f8_e4m3", (128, 128)), ("a.weight_scale_inv", "f32", (1, 1)))]
+    tensors = (("a.weight", "f8_e4m3", (128, 128)), ("a.weight_scale_inv", "f32", (1, 1)))
+    entries = [(n, f, d, s, 0, nbytes(d, s)) for f in (0, 1) for n, d, s in tensors]
     keys = KeyTable.build(["r0", "r1"], entries)
     table = find_modules(keys, {}, FORMATS, DIALECTS)
     assert table.modules[0].rows.tolist() == [[0, 1], [2, 3]] and not table.diagnostics

@@ -20,11 +20,37 @@ from tests.checkpoint.make import checkpoint, entry, of, raw
 
 COUNT = 3000  # of headers; a third as many of indexes
 STRICTER = {"QR307", "QR308", "QR310", "QR312", "QR317", "QR318"}  # where safetensors may take what we refuse
-INTEGERS = [0, 1, -1, 2, 3, 7, 8, 127, 1 << 31, (1 << 32) + 4, (1 << 62) - 1, 1 << 62, 1 << 63, (1 << 64) - 1, 1 << 64, 10**30, 10**4000]
+INTEGERS = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    8,
+    127,
+    1 << 31,
+    (1 << 32) + 4,
+    (1 << 62) - 1,
+    1 << 62,
+    1 << 63,
+    (1 << 64) - 1,
+    1 << 64,
+    10**30,
+    10**4000,
+]
 ODD = [None, True, False, "", "4", [], {}, 1.0, -0.0, float("nan"), float("inf"), [[1]], "\ud800", *INTEGERS]
 BASES = [
     ({"w": entry("F32", (2, 2), 0, 16)}, 16),
-    ({"__metadata__": {"format": "pt"}, "a.0.w": entry("BF16", (4, 2), 0, 16), "a.0.s": entry("F32", (), 16, 20), "z": entry("U8", (0, 3), 20, 20)}, 20),
+    (
+        {
+            "__metadata__": {"format": "pt"},
+            "a.0.w": entry("BF16", (4, 2), 0, 16),
+            "a.0.s": entry("F32", (), 16, 20),
+            "z": entry("U8", (0, 3), 20, 20),
+        },
+        20,
+    ),
     ({f"l.{i}.w": entry("F8_E4M3", (3, i), 3 * (i - 1) * i // 2, 3 * i * (i + 1) // 2) for i in range(1, 6)}, 45),
     ({"b": entry("F4", (2, 8), 8, 16), "a": entry("I64", (1,), 0, 8), "s": entry("F8_E8M0", (3,), 16, 19)}, 19),
 ]
@@ -49,9 +75,13 @@ def mutated_value(rng: random.Random, header: dict):
     elif field in ("shape", "data_offsets"):
         e[field] = rng.choice(ODD)
     elif field == "name":
-        header[rng.choice(["", "a\0b", "x" * 5000, "é", "\ud800", "__metadata__", "a.00.w", "a.99999999999999999999.w", "w\n"])] = header.pop(name)
+        header[
+            rng.choice(["", "a\0b", "x" * 5000, "é", "\ud800", "__metadata__", "a.00.w", "a.99999999999999999999.w", "w\n"])
+        ] = header.pop(name)
     elif field == "count":
-        rng.choice([lambda: header.pop(name), lambda: header.update(more=dict(e)), lambda: header.update(more=entry("U8", (0,), 0, 0))])()
+        rng.choice(
+            [lambda: header.pop(name), lambda: header.update(more=dict(e)), lambda: header.update(more=entry("U8", (0,), 0, 0))]
+        )()
     else:
         header[name] = rng.choice([*ODD, {**e, "more": 1}, {k: v for k, v in e.items() if k != "shape"}])
     return header
@@ -74,7 +104,9 @@ def mutated_bytes(rng: random.Random, data: bytes) -> bytes:
         if kind == 0 and at < len(data):
             data[at] = rng.choice([rng.randrange(256), data[at] ^ (1 << rng.randrange(8)), *b'0",:{}[] \\'])
         elif kind == 1:
-            data[at:at] = rng.choice([b" ", b"\0", b'"', b"{", b"[" * 5000, b"9", b"9" * 5000, b"-", b"e9", b"\\u0000", b"\xff", b",", b"NaN"])
+            data[at:at] = rng.choice(
+                [b" ", b"\0", b'"', b"{", b"[" * 5000, b"9", b"9" * 5000, b"-", b"e9", b"\\u0000", b"\xff", b",", b"NaN"]
+            )
         elif kind == 2:
             del data[at : at + rng.choice([1, 2, 9])]
         elif kind == 3:
@@ -150,19 +182,25 @@ def test_a_mutated_header_is_refused_or_read_as_safetensors_does(tmp_path, whole
             assert set(why) & STRICTER, (why, data)
         ours, theirs = ours + (found is not None), theirs + (expected is not None)
         codes.update(set(why))
-    print(f"{'one value' if whole else 'bytes'} changed: {ours / (COUNT // 2):.1%} of {COUNT // 2} headers get past; safetensors lets {theirs / (COUNT // 2):.1%}")
+    print(
+        f"{'one value' if whole else 'bytes'} changed: {ours / (COUNT // 2):.1%} of {COUNT // 2} headers get past; safetensors lets {theirs / (COUNT // 2):.1%}"
+    )
     print("refusals:", dict(sorted(codes.items())))
     assert 0 < ours < COUNT // 2
     assert len(codes) >= 8
 
 
 SHARDS = {"m-1.safetensors": of(a=b"1", b=b"22"), "m-2.safetensors": of(c=b"333")}
+BYTES = {"a": b"1", "b": b"22", "c": b"333"}
 WEIGHT_MAP = {"a": "m-1.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors"}
 
 
 def mutated_index(rng: random.Random) -> bytes:
     index = {"metadata": {"total_size": 6}, "weight_map": dict(WEIGHT_MAP)}
-    names, files = list(WEIGHT_MAP), ["m-1.safetensors", "m-2.safetensors", "m-3.safetensors", "../m-1.safetensors", "/etc/passwd", "m-1.bin", "", "a\0"]
+    names, files = (
+        list(WEIGHT_MAP),
+        ["m-1.safetensors", "m-2.safetensors", "m-3.safetensors", "../m-1.safetensors", "/etc/passwd", "m-1.bin", "", "a\0"],
+    )
     weight_map, name = index["weight_map"], rng.choice(list(WEIGHT_MAP))
     rng.choice([
         lambda: weight_map.update({name: rng.choice([*files, *ODD])}),
@@ -187,8 +225,9 @@ def test_a_mutated_index_is_refused_or_says_the_truth(tmp_path, whole):
         path.write_bytes(data)
         found, why = opened(tmp_path)
         if found is not None:
-            assert json.loads(data)["weight_map"].items() <= WEIGHT_MAP.items()
-            assert {n: d for n, (_, _, d) in found.items()} == {"a": b"1", "b": b"22", "c": b"333"}
+            listed = json.loads(data)["weight_map"]  # may leave out a whole shard: a stray, with a warning
+            assert listed.items() <= WEIGHT_MAP.items() and {"a", "b"} & listed.keys() in ({"a", "b"}, set())
+            assert {n: d for n, (_, _, d) in found.items()} == {n: BYTES[n] for n in listed}
             past += 1
         codes.update(set(why))
     print(f"{'one value' if whole else 'bytes'} changed: {past / (COUNT // 6):.1%} of {COUNT // 6} indexes get past")

@@ -8,7 +8,14 @@ from quantrules.diagnostics import RuleError
 from quantrules.lang import Env, evaluate, free_names, parse
 from quantrules.types import Expr
 
-CONFIG = {"layers": 61, "kinds": ["s", 4, 128, 4, True, 1], "nothing": None, "deep": {"x": {"y-z": 7}}, "flag": False, "rate": 0.5}
+CONFIG = {
+    "layers": 61,
+    "kinds": ["s", 4, 128, 4, True, 1],
+    "nothing": None,
+    "deep": {"x": {"y-z": 7}},
+    "flag": False,
+    "rate": 0.5,
+}
 ENV = Env({"n": 12, "H": Expr.of("hidden")}, CONFIG, frozenset({"bf16", "f32"}), {"exists": lambda name: name == "here"})
 
 
@@ -37,7 +44,8 @@ def value(text: str):
     ('{"a": [n, -1, null]}', {"a": [12, -1, None]}),
     ('exists("here")', True),
     ("false and config.missing", False),  # the right side is not asked
-    ("4 * H / 2", Expr.of("hidden") * 2), ("H + H - H", Expr.of("hidden")), ("H == H", True), ("ceil(128 * H, 128)", Expr.of("hidden")),
+    ("4 * H / 2", Expr.of("hidden") * 2), ("H + H - H", Expr.of("hidden")), ("H == H", True),
+    ("ceil(128 * H, 128)", Expr.of("hidden")),
 ])  # fmt: skip
 def test_values(text, expected):
     result = value(text)

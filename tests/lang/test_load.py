@@ -31,11 +31,15 @@ def refused(*args, **kwargs):
 def test_a_path_a_name_and_a_text_are_loaded(files):
     folder = files(a="x → keep")
     expected = load("x → keep")
-    assert load(folder / "a.rules") == load(str(folder / "a.rules")) == load("a", [folder]) == load("a.rules", [folder]) == expected
+    assert (
+        load(folder / "a.rules") == load(str(folder / "a.rules")) == load("a", [folder]) == load("a.rules", [folder]) == expected
+    )
 
 
 def test_includes_are_read_where_they_stand(files):
-    folder = files(a='include "sub/b.rules"\nunder p\n    include "c.rules"\n', sub__b='include "../c.rules"\ny → keep', c="z → drop")
+    folder = files(
+        a='include "sub/b.rules"\nunder p\n    include "c.rules"\n', sub__b='include "../c.rules"\ny → keep', c="z → drop"
+    )
     outer, under = load(folder / "a.rules").statements
     inner, y = outer.body
     (z,) = inner.body

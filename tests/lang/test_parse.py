@@ -55,10 +55,13 @@ def test_the_flagship_says_what_it_says():
     assert first.type == ast.TypeExpr("bf16", (width, ast.Config(("hidden_size",))))
     assert first.expect == (ast.Name("csa"),)
     assert indexer.body[2].sources[0].pattern.nodes == (
-        ast.Alternation("x", (ast.Alternative("scorer.weights_proj", "weights_proj"), ast.Alternative("weights_proj", "weights_proj"))),
+        ast.Alternation(
+            "x", (ast.Alternative("scorer.weights_proj", "weights_proj"), ast.Alternative("weights_proj", "weights_proj"))
+        ),
     )
     assert file.statements[-1] == ast.ConfigEdit(("quantization_config",), "=",
-                                                 ast.Apply("derive", (ast.Name("deepseek_v4"),)), section="experts and the rest")  # fmt: skip
+                                                 ast.Apply("derive", (ast.Name("deepseek_v4"),)),
+                                        section="experts and the rest")  # fmt: skip
 
 
 def test_the_hard_cases_say_what_they_say():
@@ -97,7 +100,8 @@ def test_formats_and_dialects():
 
 
 def test_indented_lines_and_open_brackets_continue_a_statement():
-    assert parse("*.a\n  → keep\n      → *.b\nlet x = [1,\n2,\n3]\n").statements == parse("*.a → keep → *.b\nlet x = [1, 2, 3]").statements
+    text = "*.a\n  → keep\n      → *.b\nlet x = [1,\n2,\n3]\n"
+    assert parse(text) == parse("*.a → keep → *.b\nlet x = [1, 2, 3]")
 
 
 def test_blank_and_comment_lines_end_nothing():
@@ -118,7 +122,8 @@ def test_a_hash_begins_a_comment_only_outside_quotes():
 
 
 def test_under_blocks_nest_and_end_by_their_column():
-    outer, last = parse("under a → b\n    under c\n        x → keep\n          → y\n        z → keep\n    w → keep\nv → drop").statements
+    text = "under a → b\n    under c\n        x → keep\n          → y\n        z → keep\n    w → keep\nv → drop"
+    outer, last = parse(text).statements
     inner, w = outer.body
     assert [len(inner.body), inner.body[0].targets[0].nodes] == [2, (ast.Lit("y"),)]
     assert w.sources[0].pattern.nodes == (ast.Lit("w"),) and last.pipeline.steps[0].name == "drop"
@@ -162,6 +167,7 @@ def test_each_character_of_a_name_stands_for_itself():
 def test_quotes_and_backslashes_take_the_meaning_from_a_character():
     assert pattern('"a:b c".weight') == (ast.Lit("a:b c.weight"),)
     assert pattern(r'a\*b\{c\\d"*{}"') == (ast.Lit("a*b{c\\d*{}"),)
+    assert pattern(r"a\ b.{x\,y,z}")[0] == ast.Lit("a b.")
 
 
 def test_arrows_end_a_name():
@@ -182,7 +188,8 @@ def test_a_prefix_names_the_source():
     ("{L:3..}", ast.Capture("L", ast.Literal(3))),
     ("{L:..3}", ast.Capture("L", None, ast.Literal(3))),
     ("{L:0..config.n}", ast.Capture("L", ast.Literal(0), ast.Config(("n",)))),
-    ("{L:n/2..max(a, b)}", ast.Capture("L", ast.Binary("/", ast.Name("n"), ast.Literal(2)), ast.Apply("max", (ast.Name("a"), ast.Name("b"))))),
+    ("{L:n/2..max(a, b)}", ast.Capture("L", ast.Binary("/", ast.Name("n"), ast.Literal(2)),
+     ast.Apply("max", (ast.Name("a"), ast.Name("b"))))),
     ("{2*L+1}", ast.IntForm(ast.Binary("+", ast.Binary("*", ast.Literal(2), ast.Name("L")), ast.Literal(1)))),
     ("{config.n}", ast.IntForm(ast.Config(("n",)))),
     ("{x:leaf}", ast.Reference("x", "leaf")),
@@ -194,7 +201,8 @@ def test_a_prefix_names_the_source():
     ('{"a,b",c}', ast.Members("", (ast.Member("a,b"), ast.Member("c")))),
     ("{a|b}", ast.Alternation("", (ast.Alternative("a", "a"), ast.Alternative("b", "b")))),
     ("{x:a=b}", ast.Alternation("x", (ast.Alternative("a", "b"),))),
-    ('{x:a=b|c|"d|"=""}', ast.Alternation("x", (ast.Alternative("a", "b"), ast.Alternative("c", "c"), ast.Alternative("d|", "")))),
+    ('{x:a=b|c|"d|"=""}', ast.Alternation("x", (ast.Alternative("a", "b"), ast.Alternative("c", "c"),
+     ast.Alternative("d|", "")))),
 ])  # fmt: skip
 def test_braces_say_what_they_are(text, node):
     assert pattern(f"m.{text}.w") == (ast.Lit("m."), node, ast.Lit(".w"))

@@ -64,14 +64,24 @@ def test_a_long_rule_breaks_at_its_arrows_and_a_longer_one_at_its_bars():
     assert print_file(parse(f"{name} → unpack | dequant → {name}")) == f"{name}\n    → unpack | dequant → {name}\n"
     op = "rearrange(" + ", ".join(f"a{i}={i}" for i in range(8)) + ")"
     text = check(parse(f"under p\n  {name} → {op} | {op} | {op} → {name}  # c"))
-    assert text.splitlines()[1:] == [f"    {name}", f"        → {op}", f"            | {op}", f"            | {op}", f"        → {name}  # c"]
+    assert text.splitlines()[1:] == [
+        f"    {name}",
+        f"        → {op}",
+        f"            | {op}",
+        f"            | {op}",
+        f"        → {name}  # c",
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- trees of all kinds
 
-words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True).filter(lambda w: w not in RESERVED | {"True", "False", "None"})
+words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True).filter(
+    lambda w: w not in RESERVED | {"True", "False", "None"}
+)
 # any character of a name, with those that need quotes drawn often
-texts = st.text(st.one_of(st.sampled_from('ab.0_-?/+\\"*{}|,:=@#()[]→> \t\n'), st.characters(codec="utf-8")), min_size=1, max_size=8)
+texts = st.text(
+    st.one_of(st.sampled_from('ab.0_-?/+\\"*{}|,:=@#()[]→> \t\n'), st.characters(codec="utf-8")), min_size=1, max_size=8
+)
 config = st.builds(ast.Config, st.lists(st.one_of(words, texts), max_size=3).map(tuple))
 numbers = st.one_of(st.integers(-(2**63) + 1, 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False))
 literals = st.builds(ast.Literal, st.one_of(numbers, st.booleans(), st.none(), texts, st.just("")))
@@ -127,7 +137,9 @@ types = st.one_of(
 arguments = st.builds(ast.Argument, st.one_of(st.just(""), words, texts), expressions)
 calls = st.builds(ast.Call, words, st.lists(arguments, max_size=3).map(tuple))
 simple = st.builds(ast.Pipeline, st.lists(calls, min_size=1, max_size=3).map(tuple))
-ats = st.builds(lambda a, p: ast.Call("at", (*a, ast.Argument("ops", p))), st.lists(arguments, min_size=1, max_size=2).map(tuple), simple)
+ats = st.builds(
+    lambda a, p: ast.Call("at", (*a, ast.Argument("ops", p))), st.lists(arguments, min_size=1, max_size=2).map(tuple), simple
+)
 pipelines = st.builds(ast.Pipeline, st.lists(calls | ats, min_size=1, max_size=3).map(tuple))
 conditions = st.none() | expressions
 sources = st.builds(ast.SourcePattern, patterns(file=True, source=True), st.none() | types)
@@ -138,7 +150,8 @@ comments = several(comment | st.sampled_from(["# x", "## y", "#", "#z", " x"]))
 meta = {"comments": comments, "comment": comment, "blank": st.booleans()}
 parts = st.builds(ast.PartField, words.filter(lambda w: w != "declared"), texts | st.just(""),
                   st.lists(words.filter(lambda w: w != "any"), max_size=2).map(tuple), dims | st.just(()),
-                  several(st.sampled_from([("optional", ""), ("inverse", "")]) | st.tuples(st.sampled_from(["cat", "dense"]), texts)),
+                  several(st.sampled_from([("optional", ""), ("inverse", "")]) | st.tuples(st.sampled_from(["cat",
+                          "dense"]), texts)),
                   comments=comments, comment=comment)  # fmt: skip
 spellings = st.builds(ast.SpellingBlock, words, several(parts), conditions, comments=comments, comment=comment)
 elements = st.none() | st.tuples(words, st.integers(1, 9), words, st.sampled_from(["low", "high"]))
@@ -153,7 +166,8 @@ statements = st.one_of(
     st.builds(ast.Fuse, texts, several(members, 1), **meta),
     st.builds(ast.Rename, patterns(), patterns(), conditions, **meta),
     st.builds(ast.Tie, st.lists(patterns(), min_size=2, max_size=3).map(tuple), **meta),
-    st.builds(ast.ConfigEdit, st.lists(words | texts, min_size=1, max_size=3).map(tuple), st.sampled_from(["=", "+="]), expressions, **meta),
+    st.builds(ast.ConfigEdit, st.lists(words | texts, min_size=1, max_size=3).map(tuple), st.sampled_from(["=", "+="]),
+              expressions, **meta),
     st.builds(ast.ConfigEdit, st.lists(words | texts, min_size=1, max_size=3).map(tuple), st.just("delete"), **meta),
     st.builds(ast.Include, texts, **meta),
     st.builds(ast.Side, st.sampled_from(["source", "target"]), texts, **meta),

@@ -144,7 +144,11 @@ def run(step: Step, inputs: list[Value], cuts: tuple[int, ...] | None = None) ->
             state = op.survey(step, tuple(inputs), None)
         else:
             for i, v in enumerate(inputs):
-                for lo, hi in reversed(boundaries(step.takes.items[i], step.takes.items[i].format.block[0] if step.takes.items[i].format.block else 1, cuts)):
+                for lo, hi in reversed(
+                    boundaries(
+                        step.takes.items[i], step.takes.items[i].format.block[0] if step.takes.items[i].format.block else 1, cuts
+                    )
+                ):
                     state = op.survey(step, tuple(v.rows(v.type, lo, hi) if j == i else None for j in range(len(inputs))), state)
     outs = [Value.empty(t, name=f"out{i}") for i, t in enumerate(step.made.items)]
     for o in outs:

@@ -108,7 +108,12 @@ def every_pair(format, scale_first: int = 0):
 def test_every_byte_under_every_scale_byte_of_nvfp4(spelling, g):
     codes, scales, half = every_pair(f.NVFP4)
     made = f.numbers(nvfp4(spelling, codes, scales, [g], 256, 256 * 16))
-    s = np.array([(-1 if b & 128 else 1) * ((b & 7) * 2.0**-9 if b & 120 == 0 else (8 + (b & 7)) * 2.0 ** ((b >> 3 & 15) - 10)) for b in range(256)])
+    s = np.array(
+        [
+            (-1 if b & 128 else 1) * ((b & 7) * 2.0**-9 if b & 120 == 0 else (8 + (b & 7)) * 2.0 ** ((b >> 3 & 15) - 10))
+            for b in range(256)
+        ]
+    )
     s[[0x7F, 0xFF]] = np.nan
     with np.errstate(all="ignore"):
         worth = s.astype(np.float32) * np.float32(g) if spelling == "modelopt" else s.astype(np.float32) / np.float32(g)
@@ -124,7 +129,9 @@ def test_every_byte_under_every_scale_byte_of_mxfp4():
     powers = np.ldexp(np.float64(1), np.arange(256) - 127)
     powers[255] = np.nan
     with np.errstate(over="ignore"):
-        wanted = (np.repeat(e2m1_by_hand(np.arange(256)), half, 0).reshape(-1)[None].astype(np.float64) * powers[:, None]).astype(np.float32)
+        wanted = (np.repeat(e2m1_by_hand(np.arange(256)), half, 0).reshape(-1)[None].astype(np.float64) * powers[:, None]).astype(
+            np.float32
+        )
     np.testing.assert_array_equal(made.numpy(), wanted)
 
 
@@ -140,8 +147,14 @@ def test_the_comparison_fails_where_one_scale_is_another():
 def test_experts_have_a_global_each():
     t = f.packed(f.NVFP4, 3, 2, 32)
     assert [p.shape for p in t.parts] == [(3, 2, 16), (3, 2, 2), (3,)]
-    made = f.numbers(f.value(t, codes=torch.full((3, 2, 16), 0x22, dtype=torch.uint8), scale=torch.full((3, 2, 2), 0x38, dtype=torch.uint8),
-                             **{"global": [1.0, 2.0, 4.0]}))  # fmt: skip
+    made = f.numbers(
+        f.value(
+            t,
+            codes=torch.full((3, 2, 16), 0x22, dtype=torch.uint8),
+            scale=torch.full((3, 2, 2), 0x38, dtype=torch.uint8),
+            **{"global": [1.0, 2.0, 4.0]},
+        )
+    )
     assert [made[e].unique().tolist() for e in range(3)] == [[1.0], [2.0], [4.0]]
 
 

@@ -26,7 +26,11 @@ def both(step, v, lo=0, hi=None):
 
 
 @pytest.mark.parametrize("g", [1.0, 0.3, 3e-38, 1e38])
-@pytest.mark.parametrize("t", [f.packed(f.NVFP4, 256, 4096), f.packed(f.NVFP4, 256, 4096, spelling="compressed_tensors"), f.packed(f.MXFP4, 256, 8192)], ids=str)
+@pytest.mark.parametrize(
+    "t",
+    [f.packed(f.NVFP4, 256, 4096), f.packed(f.NVFP4, 256, 4096, spelling="compressed_tensors"), f.packed(f.MXFP4, 256, 8192)],
+    ids=str,
+)
 def test_every_byte_under_every_scale_byte(t, g):
     codes, scales, _ = every_pair(t.format)
     v = f.value(t, codes=codes, scale=scales, **({"global": [g]} if t.part("global") else {}))
@@ -41,9 +45,15 @@ def test_every_byte_under_every_scale_byte(t, g):
 
 
 @settings(deadline=None, max_examples=40)
-@given(lead=st.sampled_from([(), (1,), (3,), (2, 2)]), rows=st.integers(1, 40), columns=st.integers(1, 70), seed=st.integers(0, 99),
-       format=st.sampled_from([("nvfp4", "modelopt"), ("nvfp4", "compressed_tensors"), ("mxfp4", "deepseek")]), cut=st.integers(0, 40),
-       members=st.integers(1, 3))  # fmt: skip
+@given(
+    lead=st.sampled_from([(), (1,), (3,), (2, 2)]),
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 70),
+    seed=st.integers(0, 99),
+    format=st.sampled_from([("nvfp4", "modelopt"), ("nvfp4", "compressed_tensors"), ("mxfp4", "deepseek")]),
+    cut=st.integers(0, 40),
+    members=st.integers(1, 3),
+)
 def test_tiles_leading_dimensions_and_several_globals(lead, rows, columns, seed, format, cut, members):
     t = f.packed(f.FORMATS[format[0]], *lead, rows, 2 * columns, spelling=format[1])
     v = f.random(t, seed)

@@ -77,7 +77,11 @@ def test_fp8_blocks_join_where_only_the_last_member_is_partial():
     assert str(made.part("scale")) == "f32[3, 2]"
     with pytest.raises(Refused, match="576 rows are 4.5 blocks of 128") as refused:
         f.step("cat", pair(f.packed(f.FP8_BLOCK, 576, 4096), f.packed(f.FP8_BLOCK, 1536, 4096)))
-    assert refused.value.code == "QR201" and refused.value.label == "b would begin inside one" and "quant(fp8_block)" in refused.value.help
+    assert (
+        refused.value.code == "QR201"
+        and refused.value.label == "b would begin inside one"
+        and "quant(fp8_block)" in refused.value.help
+    )
 
 
 def test_columns_join_where_scales_allow():
@@ -93,16 +97,27 @@ def test_columns_join_where_scales_allow():
         f.step("cat", pair(f.packed(f.MXFP4, 4, 48), f.packed(f.MXFP4, 4, 32)), dim=1)
 
 
-@pytest.mark.parametrize(("types", "says", "help"), [
-    ((f.packed(f.NVFP4, 4, 32), f.dense("bf16", 4, 32)), r"a nvfp4\[4, 32\], b bf16\[4, 32\]", "dequant"),
-    ((f.packed(f.NVFP4, 4, 32), f.packed(f.MXFP4, 4, 32)), r"a nvfp4\[4, 32\], b mxfp4\[4, 32\]", "requant"),
-    ((f.dense("f32", 4, 32), f.dense("bf16", 4, 32)), r"a f32\[4, 32\], b bf16\[4, 32\]", "cast"),
-    ((f.packed(f.NVFP4, 4, 32), f.packed(f.NVFP4, 4, 64)), r"nvfp4\[4, 64\]", "one type"),
-    ((f.packed(f.NVFP4, 4, 32), f.packed(f.NVFP4, 4, 32, spelling="compressed_tensors")), "modelopt and compressed_tensors", "pack"),
-    ((f.packed(f.NVFP4, 4, 32, act=True), f.packed(f.NVFP4, 4, 32)), "act f32", "same parts"),
-    ((f.packed(f.FP8_BLOCK, 128, 128), f.packed(f.FP8_BLOCK, 128, 128, scale="f8_e8m0")), "scale f32 and codes", "same parts"),
-    ((f.dense("bf16", 4), f.dense("bf16", 4, 4)), r"bf16\[4\], b bf16\[4, 4\]", "one type"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("types", "says", "help"),
+    [
+        ((f.packed(f.NVFP4, 4, 32), f.dense("bf16", 4, 32)), r"a nvfp4\[4, 32\], b bf16\[4, 32\]", "dequant"),
+        ((f.packed(f.NVFP4, 4, 32), f.packed(f.MXFP4, 4, 32)), r"a nvfp4\[4, 32\], b mxfp4\[4, 32\]", "requant"),
+        ((f.dense("f32", 4, 32), f.dense("bf16", 4, 32)), r"a f32\[4, 32\], b bf16\[4, 32\]", "cast"),
+        ((f.packed(f.NVFP4, 4, 32), f.packed(f.NVFP4, 4, 64)), r"nvfp4\[4, 64\]", "one type"),
+        (
+            (f.packed(f.NVFP4, 4, 32), f.packed(f.NVFP4, 4, 32, spelling="compressed_tensors")),
+            "modelopt and compressed_tensors",
+            "pack",
+        ),
+        ((f.packed(f.NVFP4, 4, 32, act=True), f.packed(f.NVFP4, 4, 32)), "act f32", "same parts"),
+        (
+            (f.packed(f.FP8_BLOCK, 128, 128), f.packed(f.FP8_BLOCK, 128, 128, scale="f8_e8m0")),
+            "scale f32 and codes",
+            "same parts",
+        ),
+        ((f.dense("bf16", 4), f.dense("bf16", 4, 4)), r"bf16\[4\], b bf16\[4, 4\]", "one type"),
+    ],
+)
 def test_members_of_different_types(types, says, help):
     with pytest.raises(Refused, match=says) as refused:
         f.step("cat", pair(*types))
@@ -156,8 +171,12 @@ def test_splits():
     assert [x.shape for x in f.step("split", Grid.one(t), f.context(AB), sizes=[1, 5]).made.items] == [(1, 4), (5, 4)]
     s = f.step("split", Grid.one(t), dim=1, sizes={"nope": 1, "pe": 3})
     assert s.made.axes == (Axis("", ("nope", "pe")),) and s.made.items[1].shape == (6, 3)
-    for args, ctx, says in (({"sizes": [1, 4]}, f.context(AB), "1 \\+ 4 is 5; dimension 0"), ({"sizes": [1, 2, 3]}, f.context(AB), "3 sizes for the 2 members"),
-                            ({}, f.context(Axis("", tuple("abcd"))), "not 4 equal parts"), ({}, f.context(), "no braces")):  # fmt: skip
+    for args, ctx, says in (
+        ({"sizes": [1, 4]}, f.context(AB), "1 \\+ 4 is 5; dimension 0"),
+        ({"sizes": [1, 2, 3]}, f.context(AB), "3 sizes for the 2 members"),
+        ({}, f.context(Axis("", tuple("abcd"))), "not 4 equal parts"),
+        ({}, f.context(), "no braces"),
+    ):
         with pytest.raises(Refused, match=says) as refused:
             f.step("split", Grid.one(t), ctx, **args)
         assert refused.value.code == "QR210"
@@ -168,7 +187,10 @@ def test_splits_of_packed_values():
     with pytest.raises(Refused, match="576 rows are 4.5 blocks") as refused:
         f.step("split", Grid.one(t), f.context(AB), sizes=[576, 1536])
     assert refused.value.label == "b would begin inside one"
-    assert [str(x.part("scale")) for x in f.step("split", Grid.one(t), f.context(AB), sizes=[1536, 576]).made.items] == ["f32[12, 1]", "f32[5, 1]"]
+    assert [str(x.part("scale")) for x in f.step("split", Grid.one(t), f.context(AB), sizes=[1536, 576]).made.items] == [
+        "f32[12, 1]",
+        "f32[5, 1]",
+    ]
     three = f.step("cat", Grid((Axis("", tuple("qkv")),), tuple(f.packed(f.NVFP4, n, 32) for n in (8, 2, 2)))).made.items[0]
     back = f.step("split", Grid.one(three), f.context(Axis("", tuple("qkv"))), sizes=[8, 2, 2]).made.items
     assert [(x.shape, x.spans, x.part("global").shape) for x in back] == [((8, 32), (), ()), ((2, 32), (), ()), ((2, 32), (), ())]
@@ -218,12 +240,20 @@ def test_different_globals_are_joined_without_a_change():
     assert f.numbers(join([w1, w3]))[:, 0].tolist() == [1.0, 0.5]
 
 
-@pytest.mark.parametrize(("members", "shared", "scales", "numbers"), [
-    ([("compressed_tensors", 6.0, 1.0, 2.0), ("compressed_tensors", 6.0, 1.0, 4.0)], 2.0, [1.0, 0.5], [3.0, 1.5]),  # B007
-    ([("modelopt", 1.0, 2.0, 0.5), ("modelopt", 1.0, 2.0, 0.25)], 0.5, [2.0, 1.0], [1.0, 0.5]),  # B008
-    ([("modelopt", 2.0, 1.0, 0.5), ("modelopt", 2.0, 1.0, 0.25)], 0.5, [1.0, 0.5], [1.0, 0.5]),  # B035
-    ([("modelopt", 1.0, 1.0, 1.0), ("modelopt", 1.0, 1.0, 2.0), ("modelopt", 1.0, 1.0, 4.0)], 4.0, [0.25, 0.5, 1.0], [1, 2, 4]),  # B010
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("members", "shared", "scales", "numbers"),
+    [
+        ([("compressed_tensors", 6.0, 1.0, 2.0), ("compressed_tensors", 6.0, 1.0, 4.0)], 2.0, [1.0, 0.5], [3.0, 1.5]),  # B007
+        ([("modelopt", 1.0, 2.0, 0.5), ("modelopt", 1.0, 2.0, 0.25)], 0.5, [2.0, 1.0], [1.0, 0.5]),  # B008
+        ([("modelopt", 2.0, 1.0, 0.5), ("modelopt", 2.0, 1.0, 0.25)], 0.5, [1.0, 0.5], [1.0, 0.5]),  # B035
+        (
+            [("modelopt", 1.0, 1.0, 1.0), ("modelopt", 1.0, 1.0, 2.0), ("modelopt", 1.0, 1.0, 4.0)],
+            4.0,
+            [0.25, 0.5, 1.0],
+            [1, 2, 4],
+        ),  # B010
+    ],
+)
 @pytest.mark.parametrize("mode", [None, "exact"])
 def test_align_rescales_by_powers_of_two_exactly(members, shared, scales, numbers, mode):
     values = [one_block(*m) for m in members]
@@ -259,7 +289,9 @@ def test_align_keeps_blocks_that_are_exact_among_others_that_are_not():
     """Ratio 3/4: scale 2 becomes 1.5 and its codes stay; scale 1.125 has no 0.84375, so that block is quantised again."""
     t = f.packed(f.NVFP4, 1, 32)
     a = f.value(t, codes=u8([0x77] * 16), scale=torch.tensor([[1.0, 1.0]]).to(torch.float8_e4m3fn), **{"global": 1.0})
-    b = f.value(t, codes=u8([0x31] * 8 + [0x31] * 8), scale=torch.tensor([[2.0, 1.125]]).to(torch.float8_e4m3fn), **{"global": 0.75})
+    b = f.value(
+        t, codes=u8([0x31] * 8 + [0x31] * 8), scale=torch.tensor([[2.0, 1.125]]).to(torch.float8_e4m3fn), **{"global": 0.75}
+    )
     made = aligned([a, b])[1]
     assert made.tensor("scale").float()[0, 0] == 1.5 and set(made.parts["codes"][:8]) == {0x31}
     assert f.numbers(made)[0, :16].tolist() == f.numbers(b)[0, :16].tolist()
@@ -311,7 +343,11 @@ def test_pack_turns_a_multiplier_into_a_divisor():
     s = f.step("pack", Grid.one(v.type), spelling="compressed_tensors")
     made = f.run(s, [v])[0]
     assert (made.parts["codes"] == v.parts["codes"]).all() and (made.parts["scale"] == v.parts["scale"]).all()
-    assert made.type.part("global").shape == (1,) and made.tensor("global") == 1 / v.tensor("global") and made.tensor("act") == 1 / v.tensor("act")
+    assert (
+        made.type.part("global").shape == (1,)
+        and made.tensor("global") == 1 / v.tensor("global")
+        and made.tensor("act") == 1 / v.tensor("act")
+    )
     assert s.op.label(s) == "lossy" and not s.op.identity(s)
     back = f.one("pack", made, spelling="modelopt")
     assert back.type == v.type and abs(int(back.parts["global"].view("i4")[0]) - int(v.parts["global"].view("i4")[0])) <= 1

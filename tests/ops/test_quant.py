@@ -19,7 +19,9 @@ def quantised(x: torch.Tensor, format: str, dtype: str = "f32", **args):
 
 def nearest(x: float) -> float:
     """The e4m3 number that x becomes, from a list of all."""
-    known = [(8 + m) * 2.0 ** (e - 10) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)] + [m * 2.0**-9 for m in range(8)]
+    known = [(8 + m) * 2.0 ** (e - 10) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)] + [
+        m * 2.0**-9 for m in range(8)
+    ]
     return min(known, key=lambda k: (abs(k - x), k))
 
 
@@ -178,8 +180,15 @@ BOUNDS = {"nvfp4": 1 / 6 * 1.0625, "mxfp4": 1 / 3, "fp8_block": 1 / 28}  # half 
 
 
 @settings(deadline=None, max_examples=60)
-@given(format=st.sampled_from(sorted(BOUNDS)), rows=st.integers(1, 150), blocks=st.integers(1, 5), seed=st.integers(0, 99),
-       scale=st.sampled_from([1e-3, 1.0, 300.0]), spelling=st.sampled_from(["modelopt", "compressed_tensors"]), rule=st.sampled_from(["ceil", "even"]))  # fmt: skip
+@given(
+    format=st.sampled_from(sorted(BOUNDS)),
+    rows=st.integers(1, 150),
+    blocks=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1e-3, 1.0, 300.0]),
+    spelling=st.sampled_from(["modelopt", "compressed_tensors"]),
+    rule=st.sampled_from(["ceil", "even"]),
+)
 def test_what_comes_back_is_near(format, rows, blocks, seed, scale, spelling, rule):
     columns = blocks * 32
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * scale
@@ -187,8 +196,18 @@ def test_what_comes_back_is_near(format, rows, blocks, seed, scale, spelling, ru
     made = f.numbers(quantised(x, format, **args))
     width = f.FORMATS[format].block[1]
     high = min(f.FORMATS[format].block[0], rows)
-    grid = torch.nn.functional.pad((made - x).abs(), (0, -columns % width, 0, -rows % high)).unfold(0, high, high).unfold(1, width, width).amax((2, 3))
-    amax = torch.nn.functional.pad(x.abs(), (0, -columns % width, 0, -rows % high)).unfold(0, high, high).unfold(1, width, width).amax((2, 3))
+    grid = (
+        torch.nn.functional.pad((made - x).abs(), (0, -columns % width, 0, -rows % high))
+        .unfold(0, high, high)
+        .unfold(1, width, width)
+        .amax((2, 3))
+    )
+    amax = (
+        torch.nn.functional.pad(x.abs(), (0, -columns % width, 0, -rows % high))
+        .unfold(0, high, high)
+        .unfold(1, width, width)
+        .amax((2, 3))
+    )
     assert (grid <= amax * BOUNDS[format] + 1e-30).all()
     again = quantised(made, format, **args)
     assert torch.equal(f.numbers(again).sign() * (made != 0), made.sign()), "quantising what was quantised keeps signs"
@@ -204,7 +223,11 @@ def test_the_bound_is_not_vacuous():
 
 
 def test_cast_by_value():
-    assert f.one("cast", f.of(torch.tensor([1.0, 1.00390625, 1.01171875]), "f32"), dtype="bf16").tensor().tolist() == [1.0, 1.0, 1.015625]
+    assert f.one("cast", f.of(torch.tensor([1.0, 1.00390625, 1.01171875]), "f32"), dtype="bf16").tensor().tolist() == [
+        1.0,
+        1.0,
+        1.015625,
+    ]
     assert f.one("cast", f.of(torch.tensor([[1, -2], [3, 70000]]), "i64"), dtype="i32").tensor().tolist() == [[1, -2], [3, 70000]]
     assert f.one("cast", f.of(torch.tensor([0.0, 1.0]), "f32"), dtype="bool").tensor().tolist() == [False, True]
     assert f.one("cast", f.of(torch.tensor([3, 5], dtype=torch.int32), "i32"), dtype="u16").tensor().tolist() == [3, 5]
@@ -229,11 +252,23 @@ def test_a_cast_makes_no_scales():
             f.step("cast", Grid.one(t), dtype=to)
 
 
-@pytest.mark.parametrize(("old", "new", "label"), [
-    ("bf16", "f32", "exact"), ("f32", "bf16", "lossy"), ("f16", "bf16", "lossy"), ("bf16", "f16", "lossy"), ("i32", "f64", "exact"),
-    ("i32", "f32", "exact in a range"), ("i64", "i32", "exact in a range"), ("u8", "i16", "exact"), ("i8", "u8", "exact in a range"),
-    ("i8", "bf16", "exact"), ("f32", "i32", "exact in a range"), ("f32", "f32", "exact"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "label"),
+    [
+        ("bf16", "f32", "exact"),
+        ("f32", "bf16", "lossy"),
+        ("f16", "bf16", "lossy"),
+        ("bf16", "f16", "lossy"),
+        ("i32", "f64", "exact"),
+        ("i32", "f32", "exact in a range"),
+        ("i64", "i32", "exact in a range"),
+        ("u8", "i16", "exact"),
+        ("i8", "u8", "exact in a range"),
+        ("i8", "bf16", "exact"),
+        ("f32", "i32", "exact in a range"),
+        ("f32", "f32", "exact"),
+    ],
+)
 def test_labels_of_casts(old, new, label):
     s = f.step("cast", Grid.one(f.dense(old, 2)), dtype=new)
     assert s.op.label(s) == label

@@ -14,8 +14,11 @@ CUTS = st.lists(st.integers(1, 400), max_size=4).map(tuple)
 LEADS = st.sampled_from([(), (1,), (3,), (4,)])
 
 
+UP_TO_40, UP_TO_3 = st.integers(1, 40), st.integers(1, 3)
+
+
 @st.composite
-def packed(draw, rows=st.integers(1, 40), lead=LEADS, columns=st.integers(1, 3)):
+def packed(draw, rows=UP_TO_40, lead=LEADS, columns=UP_TO_3):
     """A packed type with any spelling of a format; FP8 with blocks of rows, partial ones too."""
     format = draw(st.sampled_from([f.NVFP4, f.FP8_BLOCK, f.MXFP4]))
     spelling = draw(st.sampled_from(format.spellings))
@@ -25,7 +28,13 @@ def packed(draw, rows=st.integers(1, 40), lead=LEADS, columns=st.integers(1, 3))
     return f.packed(format, *draw(lead), n, 32 * draw(columns), spelling=spelling.name, act=act, **dtypes)
 
 
-dense = st.builds(lambda dtype, lead, n, k: f.dense(dtype, *lead, n, 32 * k), st.sampled_from(["bf16", "f32"]), LEADS, st.integers(1, 300), st.integers(1, 4))
+dense = st.builds(
+    lambda dtype, lead, n, k: f.dense(dtype, *lead, n, 32 * k),
+    st.sampled_from(["bf16", "f32"]),
+    LEADS,
+    st.integers(1, 300),
+    st.integers(1, 4),
+)
 
 
 def check(step, values, cuts):
@@ -35,7 +44,15 @@ def check(step, values, cuts):
 
 
 def resized(t: Type, n: int) -> Type:
-    return f.packed(t.format, *t.shape[:-2], n, t.shape[-1], spelling=t.spelling.name, act=t.part("act") is not None, scale=t.part("scale").dtype)
+    return f.packed(
+        t.format,
+        *t.shape[:-2],
+        n,
+        t.shape[-1],
+        spelling=t.spelling.name,
+        act=t.part("act") is not None,
+        scale=t.part("scale").dtype,
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -87,13 +104,17 @@ def test_cat_split_and_align_along_the_rows(t, sizes, cuts, seed):
 def test_cat_and_split_along_the_columns(t, more, cuts, seed):
     if t.format is f.FP8_BLOCK:
         t = f.packed(t.format, *t.shape[:-1], 128, spelling=t.spelling.name, scale=t.part("scale").dtype)
-    wide = f.packed(t.format, *t.shape[:-1], 32 * more, spelling=t.spelling.name, act=t.part("act") is not None, scale=t.part("scale").dtype)
+    wide = f.packed(
+        t.format, *t.shape[:-1], 32 * more, spelling=t.spelling.name, act=t.part("act") is not None, scale=t.part("scale").dtype
+    )
     grid, values = Grid((Axis("", ("a", "b")),), (t, wide)), [f.random(t, seed), f.random(wide, seed + 1)]
     aligned = f.step("align", grid)
     values = f.run(aligned, values)
     dim = len(t.shape) - 1
     joined = check(f.step("cat", aligned.made, dim=dim), values, cuts)
-    back = f.step("split", Grid.one(joined[0].type), f.context(Axis("", ("a", "b"))), dim=dim, sizes=[t.shape[dim], wide.shape[dim]])
+    back = f.step(
+        "split", Grid.one(joined[0].type), f.context(Axis("", ("a", "b"))), dim=dim, sizes=[t.shape[dim], wide.shape[dim]]
+    )
     f.same(check(back, joined, cuts), values)
 
 
@@ -110,7 +131,14 @@ def test_stack_and_unstack(t, n, cuts, seed, spans):
 
 
 @settings(deadline=None, max_examples=80)
-@given(shape=st.lists(st.integers(1, 6), max_size=4), n=st.integers(1, 3), data=st.data(), cuts=CUTS, seed=st.integers(0, 9), dtype=st.sampled_from(["bf16", "i64", "u8", "bool", "f8_e8m0", "c64"]))
+@given(
+    shape=st.lists(st.integers(1, 6), max_size=4),
+    n=st.integers(1, 3),
+    data=st.data(),
+    cuts=CUTS,
+    seed=st.integers(0, 9),
+    dtype=st.sampled_from(["bf16", "i64", "u8", "bool", "f8_e8m0", "c64"]),
+)
 def test_dense_values_of_any_rank_and_dimension(shape, n, data, cuts, seed, dtype):
     t = f.dense(dtype, *shape)
     rng = np.random.default_rng(seed)
@@ -118,7 +146,9 @@ def test_dense_values_of_any_rank_and_dimension(shape, n, data, cuts, seed, dtyp
     dim = data.draw(st.integers(0, len(shape)))
     axis = Axis("E", tuple(range(n)))
     stacked = check(f.step("stack", Grid((axis,), (t,) * n), axis="E", dim=dim), values, cuts)
-    f.same(check(f.step("unstack", Grid.one(stacked[0].type), f.context(Axis("E", ())), axis="E", dim=dim), stacked, cuts), values)
+    f.same(
+        check(f.step("unstack", Grid.one(stacked[0].type), f.context(Axis("E", ())), axis="E", dim=dim), stacked, cuts), values
+    )
     if shape:
         dim = data.draw(st.integers(0, len(shape) - 1))
         joined = check(f.step("cat", Grid((axis,), (t,) * n), axis="E", dim=dim), values, cuts)

@@ -28,7 +28,9 @@ def by_compressed_tensors(codes, scales, g):
 
 def same(a: torch.Tensor, b: torch.Tensor) -> None:
     assert a.dtype == b.dtype and a.shape == b.shape
-    differ = a.view(torch.int16 if a.element_size() == 2 else torch.int32) != b.view(torch.int16 if b.element_size() == 2 else torch.int32)
+    differ = a.view(torch.int16 if a.element_size() == 2 else torch.int32) != b.view(
+        torch.int16 if b.element_size() == 2 else torch.int32
+    )
     assert not differ.any(), f"{int(differ.sum())} of {a.numel()} differ"
 
 
@@ -56,7 +58,8 @@ def test_nvfp4_by_modelopt(g, dtype):
     target = torch.float32 if dtype == "f32" else torch.bfloat16
     # modelopt decodes in the dtype of its result: ask for f32 and round once, as engines do
     theirs = NVFP4QTensor(torch.Size([256, 4096]), torch.float32, codes).dequantize(
-        scale=scales.view(torch.float8_e4m3fn), double_scale=torch.tensor(g), block_sizes={-1: 16}, dtype=torch.float32)  # fmt: skip
+        scale=scales.view(torch.float8_e4m3fn), double_scale=torch.tensor(g), block_sizes={-1: 16}, dtype=torch.float32
+    )
     assert torch.equal(f.one("dequant", v, dtype=dtype).tensor(), theirs.to(target))
 
 
@@ -92,7 +95,9 @@ def test_mxfp4_by_modelopt():
 
     codes, scales, _ = every_pair(f.MXFP4)
     codes, scales = codes[:254], scales[:254]
-    theirs = MXFP4QTensor(torch.Size([254, 8192]), torch.float32, codes).dequantize(dtype=torch.float32, scale=scales.reshape(-1, 1), block_sizes=[32])
+    theirs = MXFP4QTensor(torch.Size([254, 8192]), torch.float32, codes).dequantize(
+        dtype=torch.float32, scale=scales.reshape(-1, 1), block_sizes=[32]
+    )
     assert torch.equal(f.numbers(mxfp4(codes, scales)), theirs)
 
 
@@ -107,7 +112,9 @@ def test_fp8_blocks_by_compressed_tensors(shape, dtype):
     from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer import FP8BlockDequantizer
 
     v = fp8(*shape, dtype=dtype)
-    theirs = FP8BlockDequantizer(targets=["re:.*"]).process({"m.weight": v.tensor().clone(), "m.weight_scale_inv": v.tensor("scale").float()})
+    theirs = FP8BlockDequantizer(targets=["re:.*"]).process(
+        {"m.weight": v.tensor().clone(), "m.weight_scale_inv": v.tensor("scale").float()}
+    )
     same(f.one("dequant", v).tensor(), theirs["m.weight"])
 
 

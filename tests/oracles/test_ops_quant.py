@@ -79,12 +79,31 @@ def test_nvfp4_with_a_dividing_global_is_compressed_tensors(dtype):
     assert bits(mine.tensor("global")) == bits(theirs["weight_global_scale"])
     assert bits(mine.tensor("scale")) == bits(theirs["weight_scale"])
     assert bits(mine.tensor("codes")) == bits(theirs["weight_packed"])
-    other = quantised(x, "nvfp4")
-    assert bits(other.tensor("codes")) != bits(theirs["weight_packed"]), "the other order is another result, and the test sees it"
+
+
+@pytest.mark.parametrize("seed", [7, 13, 19])
+def test_each_direction_of_the_global_has_the_order_of_its_own_oracle(seed):
+    """Data on which the two oracles make different codes and block scales."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    x = (torch.randn(256, 1024, generator=torch.Generator().manual_seed(seed)) * 0.03).to(torch.bfloat16)
+    multiplies, divides = quantised(x, "nvfp4"), quantised(x, "nvfp4", spelling="compressed_tensors")
+    one, scale, _ = NVFP4QTensor.quantize(x.clone(), 16)
+    two = by_compressed_tensors(x)
+    assert (
+        bits(multiplies.tensor("codes"))
+        == bits(one._quantized_data)
+        != bits(two["weight_packed"])
+        == bits(divides.tensor("codes"))
+    )
+    assert bits(multiplies.tensor("scale")) == bits(scale) != bits(two["weight_scale"]) == bits(divides.tensor("scale"))
 
 
 def test_an_all_zero_tensor_has_the_global_of_compressed_tensors():
-    theirs, mine = by_compressed_tensors(torch.zeros(2, 16)), quantised(torch.zeros(2, 16), "nvfp4", spelling="compressed_tensors")
+    theirs, mine = (
+        by_compressed_tensors(torch.zeros(2, 16)),
+        quantised(torch.zeros(2, 16), "nvfp4", spelling="compressed_tensors"),
+    )
     assert mine.tensor("global").tolist() == theirs["weight_global_scale"].tolist() == [1.0]
     assert bits(mine.tensor("codes")) == bits(theirs["weight_packed"])
     assert mine.tensor("scale").float().tolist() == [[0.0]] * 2 and theirs["weight_scale"].float().tolist() == [[0.125]] * 2
@@ -101,7 +120,9 @@ def test_mxfp4_by_the_even_rule_is_compressed_tensors():
     scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights)
     theirs = MXFP4PackedCompressor.compress({"weight": x, "weight_scale": scale}, scheme)
     mine = quantised(x, "mxfp4", rule="even")
-    assert bits(mine.tensor("scale")) == bits(theirs["weight_scale"]) and bits(mine.tensor("codes")) == bits(theirs["weight_packed"])
+    assert bits(mine.tensor("scale")) == bits(theirs["weight_scale"]) and bits(mine.tensor("codes")) == bits(
+        theirs["weight_packed"]
+    )
     assert bits(quantised(x, "mxfp4").tensor("scale")) != bits(theirs["weight_scale"]), "the default rule is another one"
 
 
@@ -110,7 +131,7 @@ def deep_gemm():
     """deep_gemm/utils/math.py by its path: the package itself wants CUDA."""
     spec = importlib.util.find_spec("deep_gemm")
     if spec is None:
-        lacking("sgl-deep-gemm not installed: make venv")
+        lacking("sgl-deep-gemm not installed: make oracles")
     path = Path(spec.submodule_search_locations[0]) / "utils" / "math.py"
     found = importlib.util.spec_from_file_location("deep_gemm_math", path)
     module = importlib.util.module_from_spec(found)
@@ -161,5 +182,7 @@ def test_aligned_members_decode_in_compressed_tensors_to_their_own_numbers():
         v.tensor("scale").copy_(v.tensor("scale").float().clamp(min=16.0).to(torch.float8_e4m3fn))
     s = f.step("align", f.Grid((f.Axis("", ("a", "b")),), tuple(v.type for v in values)))
     joined = f.run(f.step("cat", s.made), f.run(s, values))[0]
-    theirs = decode(joined.tensor("codes").clone(), joined.tensor("scale").view(torch.uint8).clone(), joined.tensor("global").clone())
+    theirs = decode(
+        joined.tensor("codes").clone(), joined.tensor("scale").view(torch.uint8).clone(), joined.tensor("global").clone()
+    )
     assert torch.equal(theirs, torch.cat([f.one("dequant", v).tensor() for v in values]))

@@ -45,7 +45,8 @@ def sparse(folder: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], config
 
 
 def nvfp4(name: str, n: int, k: int) -> dict:
-    return {f"{name}.weight": ("u8", (n, k // 2)), f"{name}.weight_scale": ("f8_e4m3", (n, k // 16)), f"{name}.weight_scale_2": ("f32", ())}
+    codes, scale, shared = ("u8", (n, k // 2)), ("f8_e4m3", (n, k // 16)), ("f32", ())
+    return {f"{name}.weight": codes, f"{name}.weight_scale": scale, f"{name}.weight_scale_2": shared}
 
 
 def fp8_block(name: str, n: int, k: int) -> dict:
@@ -89,7 +90,7 @@ def test_the_limit_is_one(tmp_path):
     """Shown to fail: the same conversion with a budget that the limit has no room for."""
     source = sparse(tmp_path / "source", {"a.weight": ("bf16", (65536, 8192))}, {})
     arguments = [str(1 << 30), "* → cast(f32)", str(source), str(tmp_path / "out"), str(64 << 30)]
-    script = SCRIPT.replace("from quantrules.run.local", "import quantrules.lower.tiles as t; t.TILE = 1 << 40\nfrom quantrules.run.local")
+    script = SCRIPT.replace("from quantrules.run", "import quantrules.lower.tiles as t; t.TILE = 1 << 40\nfrom quantrules.run")
     done = subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0
     assert "memory" in done.stderr.lower()

@@ -28,8 +28,8 @@ def found(types, needs, tensors, n=1, **how):
         for i, type in enumerate(types):
             for part in type.parts:
                 key = f"x.{u}.m{i}" + type.spelling.part(part.role).suffix
-                data = tensors.get(key, np.full(part.nbytes // 4, 2, np.float32).tobytes() if part.dtype == "f32" else b"\x38" * part.nbytes)
-                given[key] = Raw(part.dtype, part.shape, bytes(data))
+                right = np.full(part.nbytes // 4, 2, np.float32).tobytes() if part.dtype == "f32" else b"\x38" * part.nbytes
+                given[key] = Raw(part.dtype, part.shape, bytes(tensors.get(key, right)))
     source = StateDictSource(given)
     return preflight(plan_of(source, job), source, **how)
 

@@ -7,9 +7,9 @@ import torch
 from quantrules.api import builtin_formats, parse
 from quantrules.checkpoint import Raw, StateDictSource
 from quantrules.lower import describe, layout, lower
+from quantrules.run.evaluate import Unit
 from quantrules.run.local import execute
 from quantrules.run.stream import in_memory, whole
-from quantrules.run.evaluate import Unit
 from quantrules.testing import keys
 from quantrules.types import nbytes
 from tests.run.test_local import loaded
@@ -18,15 +18,23 @@ DENSE = "config.quantization_config = null"
 EXPERTS = "\n".join(f"e.{i}.{p} nvfp4[24, 64]" for i in range(5) for p in ("w1", "w3"))
 CASES = {
     "decode and join": ("a.{q,k} → unpack | dequant | cat → a.qk", "a.q nvfp4[48, 64]\na.k nvfp4[20, 64]", DENSE),
-    "decode blocks and join inside one": ("a.{q,k} → unpack | dequant | cat → a.qk", "a.q fp8_block[200, 256]\na.k fp8_block[130, 256]", DENSE),
-    "one format to another": ("a.{q,k} → unpack | dequant | cat | quant(fp8_block) → a.qk", "a.q nvfp4[200, 256]\na.k nvfp4[150, 256]", ""),
+    "decode blocks and join inside one": (
+        "a.{q,k} → unpack | dequant | cat → a.qk",
+        "a.q fp8_block[200, 256]\na.k fp8_block[130, 256]", DENSE),
+    "one format to another": (
+        "a.{q,k} → unpack | dequant | cat | quant(fp8_block) → a.qk",
+        "a.q nvfp4[200, 256]\na.k nvfp4[150, 256]", ""),
     "requant": ("*.q → unpack | requant(fp8_block, scale=f8_e8m0) → *.o", "a.q nvfp4[300, 256]\nb.q nvfp4[300, 256]", ""),
     "quantise": ("*.q.weight → quant(nvfp4) → *.q", "a.q.weight bf16[70, 64]", ""),
     "quantise slices": ("*.q.weight → quant(nvfp4) → *.q", "a.q.weight bf16[3, 30, 64]", ""),
     "quantise slices in blocks": ("*.q.weight → quant(fp8_block) → *.q", "a.q.weight bf16[3, 200, 256]", ""),
     "join packed rows": ("a.{q,k} → unpack | cat → a.qk", "a.q fp8_block[256, 256]\na.k fp8_block[130, 256]", ""),
-    "join under one scale": ("a.{q,k,v} → unpack | align | cat | pack → a.qkv", "a.q nvfp4[48, 64]\na.k nvfp4[20, 64]\na.v nvfp4[20, 64]", ""),
-    "join with an activation scale": ("a.{q,k} → unpack | align | cat | pack → a.qk", "a.q nvfp4[48, 64] +act\na.k nvfp4[20, 64] +act", ""),
+    "join under one scale": (
+        "a.{q,k,v} → unpack | align | cat | pack → a.qkv",
+        "a.q nvfp4[48, 64]\na.k nvfp4[20, 64]\na.v nvfp4[20, 64]", ""),
+    "join with an activation scale": (
+        "a.{q,k} → unpack | align | cat | pack → a.qk",
+        "a.q nvfp4[48, 64] +act\na.k nvfp4[20, 64] +act", ""),
     "stack experts": ("e.{E}.{w1,w3} → unpack | dequant | cat | stack(E) → e.up", EXPERTS, DENSE),
     "stack packed experts": ("e.{E}.w1 → unpack | stack(E) → e.up\ne.* → drop", EXPERTS, ""),
     "unstack and split": ("e.up → unpack | unstack(E) | split → e.{E}.{w1,w3}", "e.up.weight bf16[4, 36, 8]", ""),

@@ -17,15 +17,13 @@ def set_environment(threads=2):
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-def install(fp8, nvfp4):
-    """For a model with FP8 linears and NVFP4 experts, or neither. Call before vLLM is asked for a model."""
+def install():
+    """Call before vLLM is asked for a model. Each shim leaves models alone that do not need it."""
     allow_interpreted_triton()
     allow_missing_tile_scheduler()
-    if fp8:
-        allow_fp8_without_amx()
-    if nvfp4:
-        keep_input_scale_names()
-        multiply_nvfp4_experts_in_torch()
+    allow_fp8_without_amx()
+    keep_input_scale_names()
+    multiply_nvfp4_experts_in_torch()
 
 
 def allow_interpreted_triton():
