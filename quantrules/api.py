@@ -40,13 +40,14 @@ def shipped_rules() -> dict[str, Path]:
 
 
 @cache
-def _builtin() -> ast.File:
+def builtin_file() -> ast.File:
+    """formats.rules, parsed once a process."""
     return lang.load(rules_directory() / "formats.rules", (rules_directory(),))
 
 
 def builtin_formats() -> dict[str, Any]:
     """Formats by name, as formats.rules has them."""
-    return load_formats(_builtin())
+    return load_formats(builtin_file())
 
 
 @frozen(eq=False)
@@ -65,7 +66,7 @@ class Rules:
         `input_scales` is a file of activation scales for modules that become quantised (checkpoint.overlay.read_scales).
         """
         source = open_source(source) if isinstance(source, (str, Path)) else source
-        formats, dialects = load_formats(_builtin(), self.file), load_dialects(_builtin(), self.file)
+        formats, dialects = load_formats(builtin_file(), self.file), load_dialects(builtin_file(), self.file)
         table = find_modules(source.table, source.config_files, formats, dialects)
         scope = flatten(self.file, source.config, formats, params)
         binder = binding.make_binder(scope, table)

@@ -64,19 +64,13 @@ def open_source(path_or_id: str | os.PathLike) -> FileSource:
     sides = _side_files(directory, found) if root.is_dir() else ()
     _warn_links(directory, [*layout.files, *(s.name for s in sides), *configs], found)
     if layout.strays:
-        found.warn(
-            STRAY,
-            f"{directory}: {', '.join(layout.strays)} {_are(layout.strays)} not in {layout.index.path.name}, and not read",
-            len(layout.strays),
-        )
+        beside = f"{_some(layout.strays)} beside {layout.index.path.name}, which does not mention them"
+        found.warn(STRAY, f"{directory} has {beside}; not read", len(layout.strays))
     if differing := sorted(k for k, v in metadata.items() if v is None):
-        found.warn(
-            METADATA_DIFFERS, f"{directory}: shards differ in the metadata {', '.join(map(quoted, differing))}, which is left out"
-        )
+        found.warn(METADATA_DIFFERS, f"{directory}: shards differ in the metadata {_some(map(quoted, differing))}; left out")
     kept = {k: v for k, v in metadata.items() if v is not None}
-    return FileSource(
-        root, tuple(directory / f for f in layout.files), table, configs, kept, sides, tuple(found.warnings), tuple(stamps)
-    )
+    paths = tuple(directory / f for f in layout.files)
+    return FileSource(root, paths, table, configs, kept, sides, tuple(found.warnings), tuple(stamps))
 
 
 class _Findings:
@@ -95,10 +89,6 @@ class _Findings:
 
     def warn(self, code: str, message: str, count: int = 1, help: str = "") -> None:
         self.warnings.append(Diagnostic(code, message, severity="warning", count=count, help=help))
-
-
-def _are(items) -> str:
-    return "is" if len(items) == 1 else "are"
 
 
 # ------------------------------------------------------------------------------------------------------- which files
@@ -120,11 +110,8 @@ def locate(path_or_id: str | os.PathLike) -> Path:
         revision = read_small(reference, 1000, str(reference)).decode("ascii", "replace").strip()
     snapshot = repository / "snapshots" / revision
     if not re.fullmatch(r"[\w-][\w.-]*", revision) or not os.path.isdir(snapshot):
-        raise refuse(
-            NOT_FOUND,
-            f"{quoted(text)} is neither a path nor in the local Hub cache {cache}",
-            f"hf download {model[1]}/{model[2]}",
-        )
+        message = f"{quoted(text)} is neither a path nor in the local Hub cache {cache}"
+        raise refuse(NOT_FOUND, message, f"hf download {model[1]}/{model[2]}")
     return Path(os.path.realpath(snapshot))
 
 
@@ -132,7 +119,7 @@ def hub_cache() -> Path:
     """Where the Hub's own tools keep models: HF_HUB_CACHE, or hub in HF_HOME, or in the user's cache."""
     env = os.environ
     home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(env.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    return Path(os.path.expanduser(env.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
 
 
 @frozen
@@ -164,11 +151,8 @@ def choose(root: Path) -> Layout:
     if not shards:
         pickles = [n for n in names if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
         if pickles:
-            raise refuse(
-                PICKLE,
-                f"{root} has only {_some(pickles)}; a pickle runs code when it is read, so none is",
-                "convert it to safetensors first",
-            )
+            message = f"{root} has only {_some(pickles)}; a pickle runs code when it is read, so none is"
+            raise refuse(PICKLE, message, "convert it to safetensors first")
         raise refuse(NOTHING, f"no safetensors file in {root}")
     numbered = re.search(r"-of-0*([0-9]+)\.safetensors$", shards[0])
     if len(shards) > 1 or numbered and numbered[1] != "1":
@@ -219,8 +203,13 @@ def _merge(metadata: dict[str, str | None], more: Mapping[str, str]) -> None:
 
 def _side_files(directory: Path, found: _Findings) -> tuple[SideFile, ...]:
     """What is copied beside the tensors: no weights, no config, no index, no dot files, no folders behind links."""
-    sides, left = [], []
-    for folder, folders, names in os.walk(directory, onerror=lambda e: left.append(os.path.relpath(e.filename, directory) + "/")):
+    sides: list[SideFile] = []
+    left: list[str] = []
+
+    def unreadable(error: OSError) -> None:
+        left.append(os.path.relpath(error.filename, directory) + "/")
+
+    for folder, folders, names in os.walk(directory, onerror=unreadable):
         inner = os.path.relpath(folder, directory)
         prefix = "" if inner == "." else inner.replace(os.sep, "/") + "/"
         left += [prefix + f + "/" for f in folders if os.path.islink(os.path.join(folder, f))]
@@ -234,11 +223,8 @@ def _side_files(directory: Path, found: _Findings) -> tuple[SideFile, ...]:
             else:
                 sides.append(SideFile(prefix + name, path))
     if left := sorted(left):
-        found.warn(
-            NOT_COPIED,
-            f"{directory}: {_some(left)} {_are(left)} not copied: other weights, folders behind links, or no regular files",
-            len(left),
-        )
+        why = "other weights, folders behind links, or not to be read"
+        found.warn(NOT_COPIED, f"{directory}: not copied: {_some(left)} ({why})", len(left))
     return tuple(sides)
 
 
@@ -247,14 +233,7 @@ def _warn_links(directory: Path, names: Iterable[str], found: _Findings) -> None
     home = [os.path.realpath(directory)]
     if directory.parent.name == "snapshots":
         home.append(os.path.realpath(directory.parent.parent / "blobs"))
-    out = {
-        n: real
-        for n in names
-        if not (real := os.path.realpath(directory / n)).startswith(tuple(h.rstrip("/") + "/" for h in home))
-    }
-    if out:
-        found.warn(
-            OUTSIDE,
-            f"{directory}: {_some(f'{n} -> {real}' for n, real in out.items())} {'leads' if len(out) == 1 else 'lead'} out of the directory",
-            len(out),
-        )
+    inside = tuple(h.rstrip("/") + "/" for h in home)
+    reals = ((n, os.path.realpath(directory / n)) for n in names)
+    if out := [f"{n} -> {real}" for n, real in reals if not real.startswith(inside)]:
+        found.warn(OUTSIDE, f"{directory}: links lead out of the directory: {_some(out)}", len(out))

@@ -24,7 +24,7 @@ from json import JSONDecodeError
 from math import prod
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from quantrules.checkpoint.files import DuplicateName, quoted, read_at, refuse, strict_json
 from quantrules.diagnostics import CheckpointError, Diagnostic, define
@@ -81,8 +81,7 @@ def read_header(fd: int, size: int, file: str) -> Header:
     check_length(length, size, file, bytes(head))
     raw = bytearray(length)  # length is within the file by now
     read_at(fd, 8, memoryview(raw), file)
-    header = parse_header(raw, size - 8 - length, file)
-    return Header(header.names, header.kinds, header.kind, header.begin, header.end, header.metadata, 8 + length)
+    return evolve(parse_header(raw, size - 8 - length, file), data=8 + length)
 
 
 def parse_header(raw: bytes | bytearray, data_size: int, file: str) -> Header:
@@ -136,15 +135,23 @@ def _foreign(head: bytes, file: str) -> CheckpointError | None:
 # ------------------------------------------------------------------------------------------------------ the short way
 
 _INT = "(?:0|[1-9][0-9]{0,17})"
-_CANONICAL = {  # how a name's quote goes on -> (pattern of an entry, what stands between two)
-    mark: (
-        re.compile(
-            rf'"([^"\\\x00-\x1f]*)"{c}\{{"dtype"{c}"([A-Z0-9_]+"{s}"shape"{c}\[[0-9, ]*)\]{s}"data_offsets"{c}\[({_INT}{s}{_INT})\]\}}{s}'
-        ),
-        s,
+
+
+def _entry(colon: str, comma: str) -> re.Pattern:
+    """An entry in canonical spelling: the name, dtype and shape in one piece, the offsets."""
+    c, s = re.escape(colon), re.escape(comma)
+    shape, offsets = r"\[[0-9, ]*", rf"{_INT}{s}{_INT}"
+    return re.compile(
+        rf"""
+        "([^"\\\x00-\x1f]*)"{c}
+        \{{ "dtype"{c}"([A-Z0-9_]+"{s}"shape"{c}{shape})\]{s}"data_offsets"{c}\[({offsets})\] \}}{s}
+        """,
+        re.VERBOSE,
     )
-    for mark, c, s in (('":{', ":", ","), ('": {', ": ", ", "))
-}
+
+
+# how a name's quote goes on -> (pattern of an entry, what stands between two)
+_CANONICAL = {'":{': (_entry(":", ","), ","), '": {': (_entry(": ", ", "), ", ")}
 _METADATA = re.compile(r'\{"__metadata__": ?(\{[^{}\\]*\}), ?(?=")')
 
 

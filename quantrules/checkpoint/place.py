@@ -55,13 +55,18 @@ class Placing:
     def index(self) -> bytes:
         """model.safetensors.index.json, sorted by name."""
         places = [f'": "{f}"' for f in self.files]
-        lines = sorted(zip(self.targets.names, self.shard.tolist()))
-        listed = ",\n".join(f"    {encode_basestring_ascii(name)[:-1]}{places[shard]}" for name, shard in lines)
-        return f'{{\n  "metadata": {{\n    "total_size": {int(self.nbytes.sum())}\n  }},\n  "weight_map": {{\n{listed}\n  }}\n}}\n'.encode()
+        rows = sorted(zip(self.targets.names, self.shard.tolist()))
+        lines = ",\n".join(f"    {encode_basestring_ascii(name)[:-1]}{places[shard]}" for name, shard in rows)
+        total = f'  "metadata": {{\n    "total_size": {int(self.nbytes.sum())}\n  }}'
+        return f'{{\n{total},\n  "weight_map": {{\n{lines}\n  }}\n}}\n'.encode()
 
 
-def place(targets: Targets | Iterable[tuple[str, str, tuple[int, ...]]], groups: Sequence[int] | np.ndarray, shard_size: int,
-          metadata: Mapping[str, str] = {}) -> Placing:  # fmt: skip
+def place(
+    targets: Targets | Iterable[tuple[str, str, tuple[int, ...]]],
+    groups: Sequence[int] | np.ndarray,
+    shard_size: int,
+    metadata: Mapping[str, str] = {},
+) -> Placing:
     """Lay out targets in shards of about `shard_size` bytes of tensors.
 
     groups[n]: targets with one number stay in one shard; they fill shards in the order in which the numbers first

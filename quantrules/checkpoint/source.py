@@ -106,8 +106,17 @@ class _Base:
 class FileSource(_Base):
     """A checkpoint on disk, as directory.open_source made it. `paths` are the files of `table.files`, in that order."""
 
-    def __init__(self, path: Path, paths: tuple[Path, ...], table: KeyTable, config_files: Mapping[str, dict], metadata: Mapping[str, str],
-                 sides: tuple[SideFile, ...], warnings: tuple[Diagnostic, ...], stamps: tuple[Stamp, ...]):  # fmt: skip
+    def __init__(
+        self,
+        path: Path,
+        paths: tuple[Path, ...],
+        table: KeyTable,
+        config_files: Mapping[str, dict],
+        metadata: Mapping[str, str],
+        sides: tuple[SideFile, ...],
+        warnings: tuple[Diagnostic, ...],
+        stamps: tuple[Stamp, ...],
+    ):
         self.path, self.paths, self.table, self.config_files, self.metadata = path, paths, table, config_files, metadata
         self.warnings, self._sides, self._stamps = warnings, sides, stamps
         self._descriptors = Descriptors(self._open)
@@ -116,11 +125,8 @@ class FileSource(_Base):
         fd = open_regular(self.paths[file])
         if Stamp.of(fd) != self._stamps[file]:
             os.close(fd)
-            raise refuse(
-                CHANGED,
-                f"{self.paths[file]} was changed or replaced after its header was read",
-                "run again once nothing writes to it",
-            )
+            message = f"{self.paths[file]} was changed or replaced after its header was read"
+            raise refuse(CHANGED, message, "run again once nothing writes to it")
         return fd
 
     def side_files(self) -> tuple[SideFile, ...]:

@@ -11,7 +11,6 @@ import numpy as np
 from quantrules.checkpoint.headers import Header
 from quantrules.names import HOLE, KeyTable, Names, families
 
-
 BATCH = 20_000  # names that collapse at once
 
 

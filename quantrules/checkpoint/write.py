@@ -60,11 +60,20 @@ class Output:
     looked at, so that none is written onto. Safe for threads between entering and `finish`. Raises RunError.
     """
 
-    def __init__(self, path: str | os.PathLike, placing: Placing, *, sides: Sequence[SideFile] = (),
-                 configs: Mapping[str, Mapping] = {}, sources: Sequence[Source] = (), overwrite: bool = False):  # fmt: skip
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        placing: Placing,
+        *,
+        sides: Sequence[SideFile] = (),
+        configs: Mapping[str, Mapping] = {},
+        sources: Sequence[Source] = (),
+        overwrite: bool = False,
+    ):
         self.path, self.placing = Path(os.path.realpath(path)), placing
         self._sides, self._configs, self._sources, self._overwrite = sides, configs, sources, overwrite
         self._folder = self._lock = -1
+        self._owned = False  # whether the lock file lists what this run makes
         self._made: list[str] = []  # files in place or partial, and folders with a / behind, in order
         self._descriptors = Descriptors(
             lambda shard: os.open(_partial(placing.files[shard]), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
@@ -91,7 +100,9 @@ class Output:
             with _told(self.path):
                 for name in old:
                     self._remove(name)
+                os.ftruncate(self._lock, 0)
                 write_at(self._lock, 0, memoryview("\n".join(self.names).encode()))
+            self._owned = True
             for shard, file in enumerate(self.placing.files):
                 with _told(self.path / file):
                     self._allocate(shard)
@@ -132,8 +143,9 @@ class Output:
                 self._remove(name)
         self._made.clear()
         if self._lock >= 0:
-            with suppress(OSError):
-                os.unlink(LOCK, dir_fd=self._folder)
+            if self._owned or not os.fstat(self._lock).st_size:  # the list of a run that was killed is kept for the next one
+                with suppress(OSError):
+                    os.unlink(LOCK, dir_fd=self._folder)
             os.close(self._lock)
         os.close(self._folder)
         self._folder = self._lock = -1
@@ -253,9 +265,8 @@ class Output:
                 current = os.stat(LOCK, dir_fd=self._folder, follow_symlinks=False)
             except BlockingIOError:
                 os.close(fd)
-                raise _error(
-                    LOCKED, f"another run writes into {self.path}", "wait until it ends, or give another directory"
-                ) from None
+                help = "wait until it ends, or give another directory"
+                raise _error(LOCKED, f"another run writes into {self.path}", help) from None
             except FileNotFoundError:  # removed by the run that had it
                 os.close(fd)
                 continue
@@ -264,7 +275,6 @@ class Output:
             os.close(fd)
         self._lock = fd
         listed = os.pread(fd, 1 << 26, 0).decode("utf-8", "replace").split("\n")
-        os.ftruncate(fd, 0)
         return [n for n in listed if n and is_inside(n)]
 
     def _old(self, stale: Sequence[str]) -> list[str]:
@@ -274,13 +284,15 @@ class Output:
         old = [form for name in stale for form in (name, _partial(name))]
         if self._overwrite:
             old += _manifest_files(self.path / MANIFEST)
-            old += [n for n in present if n.endswith((SUFFIX, INDEX_SUFFIX)) or n in CONFIG_FILES or n == MANIFEST]
+            old += [
+                n for n in present if n.endswith((SUFFIX, INDEX_SUFFIX, SUFFIX + ".partial")) or n in (*CONFIG_FILES, MANIFEST)
+            ]
+            old += map(_partial, self.names)
         elif foreign := sorted(present - {n.split("/")[0] for n in old}):
             shown = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
             raise _error(NOT_EMPTY, f"{self.path} holds {shown}", "give an empty directory, or --overwrite")
-        old = sorted(
-            set(old), key=lambda n: (not n.endswith(INDEX_SUFFIX), n not in CONFIG_FILES, n)
-        )  # no checkpoint any more, first
+        # first what makes it a checkpoint
+        old = sorted(set(old), key=lambda n: (not n.endswith(INDEX_SUFFIX), n not in CONFIG_FILES, n))
         folders = {"/".join(parts[:i]) + "/" for n in old for parts in [n.split("/")] for i in range(1, len(parts))}
         return old + sorted(folders, key=len, reverse=True)
 
@@ -296,11 +308,8 @@ class Output:
         disk = os.fstatvfs(self._folder)
         room = disk.f_bavail * disk.f_frsize + freed
         if needed > room:
-            raise _error(
-                NO_SPACE,
-                f"{self.path} needs {needed} bytes; its disk has room for {room}",
-                "free some room, or give another output directory",
-            )
+            help = "free some room, or give another output directory"
+            raise _error(NO_SPACE, f"{self.path} needs {needed:,} bytes; its disk has room for {room:,}", help)
 
 
 def _partial(name: str) -> str:
@@ -331,9 +340,8 @@ def refuse_sources(path: Path, sources: Sequence[Source]) -> None:
         mine = _identity(path)
         for place in sorted(places):
             if mine and mine in _identities(place):
-                raise _error(
-                    IS_SOURCE, f"the output {path} holds the source, or files of it, in {place}", "give another directory"
-                )
+                message = f"the output {path} holds the source, or files of it, in {place}"
+                raise _error(IS_SOURCE, message, "give another directory")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -124,8 +124,11 @@ def _folded(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
 
 def restrict(plan: Plan, only: str) -> Plan:
     """The part of a plan whose targets (or, for what is dropped, sources) a pattern takes, by path or by key."""
-    statement = parse(f"{only} → keep\n", "--only").statements[0]
-    pattern = statement.sources[0].pattern
+    file = parse(f"{only} → keep\n", "--only")
+    rule = file.statements[0] if len(file.statements) == 1 else None
+    if not (isinstance(rule, ast.Rule) and len(rule.sources) == len(rule.pipeline.steps) == 1 and not rule.targets):
+        raise PlanError(Diagnostic(NOTHING, "--only takes one pattern", help="such as --only 'layers.0.*'"))
+    pattern = rule.sources[0].pattern
     kept = []
     for units in plan.units:
         mask = np.zeros(len(units), bool)
@@ -141,7 +144,7 @@ def restrict(plan: Plan, only: str) -> Plan:
             kept.append(evolve(units, sources=units.sources[index], targets=tuple(t.take(index) for t in units.targets),
                                paths=tuple(p.take(index) for p in units.paths)))  # fmt: skip
     if not kept:
-        missing = Diagnostic(NOTHING, f"--only {only} takes no target of the plan", statement.span, help="`quantrules plan` without it shows the targets")
+        missing = Diagnostic(NOTHING, f"--only {only} takes no target of the plan", rule.span, help="`quantrules plan` without it shows the targets")
         return evolve(plan, diagnostics=(*plan.diagnostics, missing))
     return evolve(plan, units=tuple(kept))
 
@@ -156,13 +159,13 @@ def _rename(binder: Binder) -> None:
             continue
         renamed: list[Family] = []
         for family in binder.families:
-            renamed += _rename_family(binder, rename, family, env)
+            renamed += rename_family(binder, rename, family, env)
         binder.families = renamed
     if binder.scope.renames:
         _check_distinct(binder)
 
 
-def _rename_family(binder: Binder, rename: ast.Rename, family: Family, env: Env) -> list[Family]:
+def rename_family(binder: Binder, rename: ast.Rename, family: Family, env: Env) -> list[Family]:
     """The family under its new names; split where a rename takes only some of its rows."""
     suffix = family.modules.spelling.parts[0].suffix
     for tail in ("", suffix) if suffix else ("",):
@@ -449,11 +452,13 @@ def _check_repeated(rule: BoundRule, group: Gathered) -> None:
     if stars < len(group.stars):
         raise _axes(rule, f"the source has {len(group.stars)} `*` and the target repeats {stars}", "a target repeats every `*`; name it `{**x}` to gather it")
     repeated = {n.name for t in rule.targets for n in t.nodes if getattr(n, "name", "")}
+    unnamed = 0
     for node in rule.sources[0].pattern.nodes:
-        if isinstance(node, ast.Alternation) and node.name and node.name not in repeated:
-            raise _axes(rule, f"the target drops the alternation {{{node.name}:…}}", "repeat it, or write a list `{a,b}` to gather its members")
-        if isinstance(node, ast.Alternation) and not node.name and f"|{1}" not in repeated:
-            raise _axes(rule, "the target drops an alternation that has no name", "name it, as in `{x:a|b}`, and repeat `{x}`")
+        if isinstance(node, ast.Alternation):
+            unnamed += not node.name
+            if (node.name or f"|{unnamed}") not in repeated:
+                shown = f"{{{node.name}:…}}" if node.name else "that has no name"
+                raise _axes(rule, f"the target drops the alternation {shown}", "name and repeat it, or write a list `{a,b}` to gather its members")
 
 
 # ---------------------------------------------------------------------------------------------------------- coverage

@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from quantrules.diagnostics import Diagnostic, PlanError
 from quantrules.lang import ast
-from quantrules.names import KeyTable, Names
+from quantrules.names import KeyTable, Names, fill
 from quantrules.ops.base import Need, Step
 from quantrules.types import Grid, Type
 
@@ -80,6 +80,15 @@ class Plan:
 
         return table(self, by)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both read the same rows of equal tables and write the same keys, types and config files by the same steps."""
+        if not isinstance(other, Plan):
+            return NotImplemented
+        sides = [([_facts(u) for u in p.units], p.config_files, p.table.files) for p in (self, other)]
+        return sides[0] == sides[1] and all(np.array_equal(a.sources, b.sources) for a, b in zip(self.units, other.units))
+
+    __hash__ = None
+
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
         return tuple(d for d in self.diagnostics if d.severity == "error")
@@ -87,3 +96,9 @@ class Plan:
     def raise_for_errors(self) -> None:
         if self.errors:
             raise PlanError(self.errors)
+
+
+def _facts(units: Units) -> tuple:
+    recipe = units.recipe
+    columns = [(n.template, n.digits.tobytes()) if fill(n.template, n.digits[0]) == n[0] else list(n) for n in units.targets if len(n)]
+    return recipe.took, tuple(map(str, recipe.steps)), recipe.made, columns

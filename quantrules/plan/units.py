@@ -10,6 +10,7 @@ from attrs import frozen
 
 from quantrules.diagnostics import Diagnostic, define
 from quantrules.lang import ast
+from quantrules.lang.evaluate import free_names
 from quantrules.names import Names, row_keys
 from quantrules.plan.reading import Read, axis_key, integers
 from quantrules.plan.scope import BoundRule
@@ -55,7 +56,7 @@ def source_axes(rule: BoundRule) -> tuple[AxisPlan, ...]:
     if not rule.targets:
         return ()
     repeated = {n.name for t in rule.targets for n in t.nodes if getattr(n, "name", "")}
-    repeated |= {name for t in rule.targets for n in t.nodes if isinstance(n, ast.IntForm) for name in _names_in(n.value)}
+    repeated |= {name for t in rule.targets for n in t.nodes if isinstance(n, ast.IntForm) for name in free_names(n.value)}
     axes: list[AxisPlan] = []
     if len(rule.sources) > 1:
         axes.append(AxisPlan("", tuple(map(str, range(len(rule.sources)))), by_source=True))
@@ -68,14 +69,8 @@ def source_axes(rule: BoundRule) -> tuple[AxisPlan, ...]:
         elif isinstance(node, (ast.Capture, ast.Star)) and node.name and node.name not in repeated and node.name not in [a.name for a in axes]:
             axes.append(AxisPlan(node.name, None))
         elif isinstance(node, ast.IntForm):
-            axes += [AxisPlan(n, None) for n in sorted(_names_in(node.value) - repeated) if n not in [a.name for a in axes]]
+            axes += [AxisPlan(n, None) for n in sorted(free_names(node.value) - repeated) if n not in [a.name for a in axes]]
     return tuple(axes)
-
-
-def _names_in(expr) -> set[str]:
-    from quantrules.lang.evaluate import free_names
-
-    return set(free_names(expr))
 
 
 def gather(rule: BoundRule, took: list[Took], name_of, errors: list[Diagnostic]) -> Iterator[Gathered]:

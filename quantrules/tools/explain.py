@@ -154,7 +154,7 @@ class _Teller:
         for rename in self.binder.scope.renames:
             if rename.when is None or evaluate(rename.when, env):
                 one = binding.Family(Names(name, np.zeros((1, 0), np.int64)), 0, modules)
-                new = binding._rename_family(self.binder, rename, one, env)[0].names[0]
+                new = binding.rename_family(self.binder, rename, one, env)[0].names[0]
                 if new != name:
                     chain.append(f"{new}  by `{' '.join(rename.span.source.split())}` ({rename.span})")
                 name = new

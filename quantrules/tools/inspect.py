@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import asdict, frozen
 
-from quantrules.api import _builtin, builtin_formats
+from quantrules.api import builtin_file, builtin_formats
 from quantrules.checkpoint import Source
 from quantrules.diagnostics import Diagnostic, visible
 from quantrules.formats import Modules, ModuleTable, find_modules, load_dialects
@@ -89,7 +89,7 @@ class Inspection:
 
 def inspect(source: Source) -> Inspection:
     """Look at a source's headers and config; no tensor is read."""
-    table = find_modules(source.table, source.config_files, builtin_formats(), load_dialects(_builtin()))
+    table = find_modules(source.table, source.config_files, builtin_formats(), load_dialects(builtin_file()))
     groups = sorted((pair for modules in table.modules for pair in _groups(table, modules)), key=lambda pair: pair[0])
     listed = tuple(group for _, group in groups)
     return Inspection(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from quantrules import lang
-from quantrules.api import _builtin, builtin_formats, rules_directory, shipped_rules
+from quantrules.api import builtin_file, builtin_formats, rules_directory, shipped_rules
 from quantrules.diagnostics import CODES, Diagnostic, RuleError, define
 from quantrules.lang import ast, print_file
 from quantrules.lang.mistakes import nearest
@@ -40,7 +40,7 @@ def page(word: str) -> str:
     """The page of an op, a format, a rule file or a code; raises RuleError where there is none."""
     if word[:2].upper() == "QR" and word.upper() in _codes():
         return f"{word.upper()}: {CODES[word.upper()]}"
-    blocks = {s.name: s for s in _builtin().statements if isinstance(s, ast.FormatDef)}
+    blocks = {s.name: s for s in builtin_file().statements if isinstance(s, ast.FormatDef)}
     files = shipped_rules()
     found = []
     if word in REGISTRY:

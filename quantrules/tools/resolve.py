@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from quantrules.api import Rules, _builtin
+from quantrules.api import Rules, builtin_file
 from quantrules.diagnostics import Diagnostic
 from quantrules.formats import load_formats
 from quantrules.lang import ast, walk
@@ -16,7 +16,7 @@ NO_NAME, NO_KEY, OTHERS = "QR020", "QR021", ("QR022", "QR023", "QR024", "QR025")
 
 def resolve(rules: Rules, params: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
     """Findings of a rule file without a source. What depends on the source's config is not known and not complained of."""
-    scope = flatten(rules.file, {}, load_formats(_builtin(), rules.file), params)
+    scope = flatten(rules.file, {}, load_formats(builtin_file(), rules.file), params)
     unknown, names = _needs_config(rules.file)
     return tuple(d for d in scope.errors if not _follows(d, unknown, names))
 

@@ -21,6 +21,12 @@ from quantrules.names import families
 from tests.checkpoint.make import entry, raw
 
 FOUR = b"1234"
+ENTRY = json.dumps(entry())
+
+
+def text(entry: str) -> bytes:
+    """One tensor `w` of four bytes, described by this text."""
+    return raw('{"w": %s}' % entry, FOUR)
 
 
 def declared(**fields) -> bytes:
@@ -34,7 +40,7 @@ REFUSED = {
     "a file of nine bytes": (b"\x01" + bytes(7) + b"{", "QR303", "9 bytes"),
     "an HTML page": (b"<!DOCTYPE html><html><body>Not Found</body></html>", "QR304", "looks like an HTML page"),
     "an HTML page after a line end": (b"\n <HTML>" + bytes(50), "QR304", "looks like an HTML page"),
-    "a Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "QR304", "looks like a Git LFS pointer"),
+    "a Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "QR304", "a Git LFS pointer"),
     "a pickle": (b"\x80\x02}q\x00X\x01\x00\x00\x00wq\x01K\x01s.", "QR304", "looks like a pickle"),
     "a zipped pickle": (b"PK\x03\x04\x00\x00\x08\x08\x00\x00archive/data.pkl", "QR304", "looks like a zip archive"),
     "GGUF": (b"GGUF\x03\x00\x00\x00" + bytes(40), "QR304", "looks like GGUF"),
@@ -53,14 +59,14 @@ REFUSED = {
     "nesting of 100,000": (raw('{"w": ' + "[" * 100_000 + "]" * 100_000 + "}"), "QR306", "nested too deeply"),
     "NaN": (declared(shape=float("nan")), "QR306", "`NaN` where an integer is expected"),
     "Infinity": (declared(data_offsets=[0, float("inf")]), "QR306", "`Infinity` where an integer is expected"),
-    "a fraction": (raw('{"w": {"dtype": "U8", "shape": [4.0], "data_offsets": [0, 4]}}', FOUR), "QR306", "`4.0` where an integer"),
-    "an exponent": (raw('{"w": {"dtype": "U8", "shape": [4e0], "data_offsets": [0, 4]}}', FOUR), "QR306", "`4e0` where an integer"),
+    "a fraction": (text('{"dtype": "U8", "shape": [4.0], "data_offsets": [0, 4]}'), "QR306", "`4.0` where an integer"),
+    "an exponent": (text('{"dtype": "U8", "shape": [4e0], "data_offsets": [0, 4]}'), "QR306", "`4e0` where an integer"),
     "minus zero": (raw('{"w": {"dtype": "U8", "shape": [4], "data_offsets": [-0, 4]}}', FOUR), "QR306", "`-0` where an integer"),
-    "an integer of 100,000 digits": (raw('{"w": {"shape": [' + "9" * 100_000 + "]}}"), "QR306", "(100000 characters) where an integer"),
+    "an integer of 100,000 digits": (text('{"shape": [' + "9" * 100_000 + "]}"), "QR306", "(100000 characters) where an integer"),
     "an integer of 19 digits": (raw('{"w": {"shape": [9223372036854775807]}}'), "QR306", "at most 18 digits"),
-    "a name twice, the same": (raw('{"w": %s, "w": %s}' % ((json.dumps(entry()),) * 2), FOUR), "QR307", "`w` stands twice"),
-    "a name twice, once escaped": (raw('{"w": %s, "\\u0077": %s}' % ((json.dumps(entry()),) * 2), FOUR), "QR307", "`w` stands twice"),
-    "a field twice": (raw('{"w": {"dtype": "U8", "dtype": "I8", "shape": [4], "data_offsets": [0, 4]}}', FOUR), "QR307", "`dtype` stands twice"),
+    "a name twice, the same": (text(ENTRY + ', "w": ' + ENTRY), "QR307", "`w` stands twice"),
+    "a name twice, once escaped": (text(ENTRY + ', "\\u0077": ' + ENTRY), "QR307", "`w` stands twice"),
+    "a field twice": (text('{"dtype": "U8", "dtype": "I8", "shape": [4], "data_offsets": [0, 4]}'), "QR307", "`dtype` stands twice"),
     "metadata twice": (raw('{"__metadata__": {}, "__metadata__": {}}'), "QR307", "`__metadata__` stands twice"),
     "a tensor that is a list": (raw({"w": [1]}, FOUR), "QR308", "`w` is not described by an object"),
     "no dtype": (raw({"w": {"shape": [4], "data_offsets": [0, 4]}}, FOUR), "QR308", "`w` has the fields `data_offsets`, `shape`"),
@@ -90,12 +96,12 @@ REFUSED = {
     "three elements of F6": (declared(dtype="F6_E2M3", shape=[3]), "QR312", "no whole number of bytes"),
     "an empty tensor with bytes": (declared(shape=[0]), "QR312", "U8 [0] takes 0 bytes"),
     "a scalar with bytes": (declared(shape=[]), "QR312", "U8 [] takes 1 bytes"),
-    "overlap": (raw({"a": entry(), "b": entry(begin=3, end=7)}, bytes(7)), "QR313", "`b` begins at 3, and the tensors before it end at 4"),
+    "overlap": (raw({"a": entry(), "b": entry(begin=3, end=7)}, bytes(7)), "QR313", "`b` begins at 3, and the tensors before it end"),
     "the same bytes twice": (raw({"a": entry(), "b": entry()}, FOUR), "QR313", "begins at 0"),
-    "an empty tensor inside another": (raw({"a": entry(), "z": entry(shape=[0], begin=2, end=2)}, FOUR), "QR313", "`z` begins at 2"),
-    "a hole": (raw({"a": entry(), "b": entry(begin=5, end=9)}, bytes(9)), "QR314", "`b` begins at 5, and the tensors before it end at 4"),
+    "an empty tensor inside another": (raw({"a": entry(), "z": entry("U8", [0], 2, 2)}, FOUR), "QR313", "`z` begins at 2"),
+    "a hole": (raw({"a": entry(), "b": entry(begin=5, end=9)}, bytes(9)), "QR314", "and the tensors before it end at 4"),
     "a hole at the beginning": (raw({"a": entry(begin=1, end=5)}, bytes(5)), "QR314", "`a` begins at 1"),
-    "an empty tensor behind a hole": (raw({"a": entry(), "z": entry(shape=[0], begin=9, end=9)}, FOUR), "QR314", "`z` begins at 9"),
+    "an empty tensor behind a hole": (raw({"a": entry(), "z": entry("U8", [0], 9, 9)}, FOUR), "QR314", "`z` begins at 9"),
     "data that is cut": (raw({"w": entry()}, b"123"), "QR315", "3 bytes of data; its tensors need 4"),
     "trailing bytes": (raw({"w": entry("F32", (4,), 0, 16)}, bytes(20)), "QR316", "4 bytes behind its last tensor"),
     "bytes without a tensor": (raw({}, b"1"), "QR316", "1 bytes behind"),

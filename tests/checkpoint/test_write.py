@@ -286,8 +286,7 @@ def test_a_directory_that_cannot_be_made(tmp_path):
 # ---------------------------------------------------------------------------------------------- links are not written through
 
 
-@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", ".model-00001-of-00002.safetensors.partial", "model.safetensors.index.json",
-                                  "config.json", ".config.json.partial", "side.txt", "quantrules_manifest.json", ".quantrules.lock"])  # fmt: skip
+@pytest.mark.parametrize("name", [*FINAL, "side.txt", ".quantrules.lock", ".config.json.partial", f".{FINAL[1]}.partial"])
 def test_a_link_in_the_way_is_replaced_or_refused_but_never_followed(tmp_path, name):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "v").write_text("v")
@@ -297,7 +296,7 @@ def test_a_link_in_the_way_is_replaced_or_refused_but_never_followed(tmp_path, n
         run(tmp_path / "out", overwrite=True, sides=[SideFile("side.txt", tmp_path / "v")])
         assert not (tmp_path / "out" / name).is_symlink()
     except RunError as e:
-        assert name.endswith((".partial", ".lock")) and {d.code for d in e.diagnostics} == {"QR346"}
+        assert name == ".quantrules.lock" and {d.code for d in e.diagnostics} == {"QR346"}
     assert (tmp_path / "precious").read_text() == "precious"
 
 
@@ -397,7 +396,8 @@ def test_a_run_that_is_killed_leaves_no_checkpoint_and_the_next_one_cleans_up(tm
         from quantrules.checkpoint.source import SideFile
         placing = place([("a.weight", "u8", (10,)), ("a.scale", "u8", (2,)), ("b.weight", "u8", (8,))], [0, 0, 1], shard_size=10)
         die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        with w.Output({str(tmp_path / "out")!r}, placing, configs={{"config.json": {{}}}}, sides=[SideFile("s/v", Path({str(tmp_path / "v")!r}))]) as out:
+        sides = [SideFile("s/v", Path({str(tmp_path / "v")!r}))]
+        with w.Output({str(tmp_path / "out")!r}, placing, configs={{"config.json": {{}}}}, sides=sides) as out:
             if {point!r} == "begun": die()
             out.finish_shard(0)
             if {point!r} == "shard": die()
@@ -416,5 +416,16 @@ def test_a_run_that_is_killed_leaves_no_checkpoint_and_the_next_one_cleans_up(tm
 
 def test_what_a_killed_run_left_beside_files_of_others_does_not_free_the_directory(tmp_path):
     checkpoint(tmp_path, {".quantrules.lock": b"config.json", "config.json": b"{}", "mine.txt": b""})
+    before = tree(tmp_path)
     assert "holds mine.txt" in refused(tmp_path, "QR343")
-    assert (tmp_path / "config.json").exists()
+    assert tree(tmp_path) == before
+    (tmp_path / "mine.txt").unlink()
+    run(tmp_path)
+    assert sorted(tree(tmp_path)) == FINAL
+
+
+def test_overwrite_removes_what_is_half_done_too(tmp_path):
+    left = [".model-00001-of-00002.safetensors.partial", ".model-00007-of-00009.safetensors.partial", ".config.json.partial"]
+    checkpoint(tmp_path, {name: b"" for name in left})
+    run(tmp_path, overwrite=True)
+    assert sorted(tree(tmp_path)) == FINAL
