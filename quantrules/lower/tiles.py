@@ -13,7 +13,10 @@ from attrs import frozen
 from quantrules.lower.program import Program, legal, span
 from quantrules.types import Type, rows_of
 
-TILE = 16 << 20  # bytes of output of a tile: beyond it a larger one is no faster, and threads idle at the end
+# Measured for references on two cores: tiles of 32 to 128 MB in memory take the same time, those of 512 MB half as much
+# again (every temporary is mapped and zeroed anew), those of 4 MB too (calls of torch).
+TILE = 16 << 20  # bytes of output of a tile
+HELD = 64 << 20  # bytes of memory of a tile, where it may be cut
 WHOLE = -1  # as an item: all items of a unit
 
 
@@ -47,7 +50,7 @@ class Layout:
 
 def layout(program: Program, share: int) -> Layout:
     """How a unit is run with at most `share` bytes for a tile. Where that cannot be, costs say what it takes."""
-    made = program.recipe.made.items
+    made, share = program.recipe.made.items, min(share, HELD)
     if not made:  # drop
         return Layout(())
     weight = sum(t.nbytes for t in made)

@@ -120,7 +120,9 @@ def test_no_pickle_path_in_the_code():
 
 def test_the_room_works_without_torch(tmp_path):
     checkpoint(tmp_path / "m", FILES, MAP)
-    code = "import sys; sys.modules['torch'] = None; from quantrules.checkpoint import open_source; print(len(open_source(sys.argv[1]).table))"
+    code = (
+        "import sys; sys.modules['torch'] = None; import quantrules.checkpoint as c; print(len(c.open_source(sys.argv[1]).table))"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "m")], capture_output=True, text=True, check=True).stdout
         == "2\n"

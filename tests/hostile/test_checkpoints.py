@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from quantrules.checkpoint import open_source
+from quantrules.checkpoint import headers, open_source
 from quantrules.diagnostics import CheckpointError
 from tests.checkpoint.make import checkpoint, entry, of, raw
 
@@ -167,8 +167,7 @@ def test_the_oracle_tells_bytes_apart():
     assert oracle(data[:-1]) is None
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["one value changed", "bytes changed"])
-def test_a_mutated_header_is_refused_or_read_as_safetensors_does(tmp_path, whole):
+def compare_headers(tmp_path, whole: bool) -> None:
     rng, path = random.Random(2024 + whole), tmp_path / "m.safetensors"
     ours = theirs = 0
     codes: Counter = Counter()
@@ -187,6 +186,21 @@ def test_a_mutated_header_is_refused_or_read_as_safetensors_does(tmp_path, whole
     print("refusals:", dict(sorted(codes.items())))
     assert 0 < ours < COUNT // 2
     assert len(codes) >= 8
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["one value changed", "bytes changed"])
+def test_a_mutated_header_is_refused_or_read_as_safetensors_does(tmp_path, whole):
+    compare_headers(tmp_path, whole)
+
+
+@pytest.mark.parametrize("check", ["check_cover", "check_sizes", "check_dtypes"])
+def test_without_a_check_the_comparison_fails(tmp_path, monkeypatch, check):
+    if check == "check_cover":
+        monkeypatch.setattr(headers, check, lambda *_: [])
+    else:
+        monkeypatch.setattr(headers, "CHECKS", tuple(c for c in headers.CHECKS if c.__name__ != check))
+    with pytest.raises((AssertionError, KeyError)):
+        compare_headers(tmp_path, True)
 
 
 SHARDS = {"m-1.safetensors": of(a=b"1", b=b"22"), "m-2.safetensors": of(c=b"333")}

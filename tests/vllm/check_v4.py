@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -48,6 +49,8 @@ def was_run(checkpoint):
 
 def run_all(checkpoints):
     """One process for all of them. -> what vLLM said, of use where a directory has no record afterwards."""
+    for checkpoint in checkpoints:
+        shutil.rmtree(folder_of(checkpoint), ignore_errors=True)
     if not checkpoints:
         return ""
     done = subprocess.run([sys.executable, HERE / "run_v4.py", *checkpoints], stdout=subprocess.PIPE,
@@ -88,9 +91,9 @@ def tensor_faults(got, want):
 
 def config_faults(converted, expected):
     got, want = (json.loads((d / "config.json").read_text()) for d in (converted, expected))
-    keys = set(got) | set(want) - {"quantization_config", "expert_dtype"}
+    keys = (set(got) | set(want)) - {"quantization_config", "expert_dtype"}
     faults = [f"config.json: {k} is {got.get(k)!r} where {want.get(k)!r} is expected" for k in sorted(keys)
-              if k not in ("quantization_config", "expert_dtype") and got.get(k) != want.get(k)]
+              if got.get(k) != want.get(k)]
     if "quantization_config" not in want and (converted / "hf_quant_config.json").exists():
         faults.append("hf_quant_config.json: vLLM takes it for the declaration of a model that is not quantised")
     return faults

@@ -68,7 +68,7 @@ def prompt_logprobs(llm):
 
 def run(checkpoint, out, seen):
     from safetensors.torch import save_file
-    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(out, ignore_errors=True)  # no old record may stand for a run that fails
     seen.clear()
     quantization = json.loads((checkpoint / "config.json").read_text()).get("quantization_config") or {}
     begin = time.time()

@@ -3,6 +3,7 @@
 They replace kernels and support checks, never the loader: names, parameters and weight loading are vLLM's own. One
 exception is a fault of the CPU model alone, whose mapper renames `.input_scale` to a name that does not exist.
 """
+import dataclasses
 import os
 from collections import defaultdict
 
@@ -20,6 +21,7 @@ def set_environment(threads=2):
 def install():
     """Call before vLLM is asked for a model. Each shim leaves models alone that do not need it."""
     allow_interpreted_triton()
+    zero_cache_blocks_without_triton()
     allow_missing_tile_scheduler()
     allow_fp8_without_amx()
     keep_input_scale_names()
@@ -30,6 +32,22 @@ def allow_interpreted_triton():
     import triton.backends as backends
     driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
     backends.backends.setdefault("cpu", backends.Backend(compiler=None, driver=driver))
+    from triton.runtime import interpreter  # its checks for overflow take a third of its time
+    interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+
+
+def zero_cache_blocks_without_triton():
+    """The same bytes, and a fifth of a run's time less than the interpreted kernel."""
+    import ctypes
+    from vllm.v1.worker.utils import KVBlockZeroer
+
+    def zero_block_ids(self, block_ids):
+        if self._meta is not None:
+            segments = [part.tolist() for part in self._meta[:3]]  # addresses, block strides, page sizes: in words of 4 bytes
+            for address, stride, size in zip(*segments):
+                for block in block_ids:
+                    ctypes.memset(address + 4 * block * stride, 0, 4 * size)
+    KVBlockZeroer.zero_block_ids = zero_block_ids
 
 
 def allow_missing_tile_scheduler():

@@ -11,6 +11,7 @@ seed in plain torch. `twin` is `expected` decoded to BF16, every module, with no
 This file shares no code with quantrules on purpose: it is the second opinion. Only torch and safetensors are needed.
 """
 import argparse
+import functools
 import json
 import pathlib
 import re
@@ -127,9 +128,10 @@ def tensors_of(c):
         yield from experts_of(f"{source}.mlp", f"{target}.ffn", layer, c)
 
 
-def random_model(c, seed):
+@functools.lru_cache(1)
+def random_model(seed):
     """-> {item: tensor}, in one fixed order, so that a seed means one model whatever is written of it."""
-    generator = torch.Generator().manual_seed(seed)
+    c, generator = CONFIG, torch.Generator().manual_seed(seed)
 
     def draw(item):
         if isinstance(item, Linear):
@@ -241,7 +243,10 @@ def input_scale(item):
     return torch.tensor(0.01 + (seed % 97) / 4096, dtype=F32)
 
 
-def source_modules(model, spelling, storage):
+@functools.lru_cache(1)
+def source_modules(spelling, storage, seed):
+    """-> {item: Module}; kept, because a source and its targets are often written in one process."""
+    model = random_model(seed)
     lookup, amax = {}, nvfp4_amax(model)
     for item in model:
         if isinstance(item, Linear):
@@ -255,10 +260,10 @@ def source_modules(model, spelling, storage):
     return lookup
 
 
-def source_quantization(c, spelling, storage, lookup):
+def source_quantization(spelling, storage, modules):
     """-> quantization_config and hf_quant_config.json (None where the dialect has none)."""
     if storage.startswith("fp8"):
-        plain = sorted({i.source for i in lookup if stored_as(i, storage) == "bf16"} | {"lm_head"})
+        plain = sorted({i.source for i in modules if stored_as(i, storage) == "bf16"} | {"lm_head"})
         return dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128],
                     scale_fmt="ue8m0", moe_quant_algo="NVFP4", modules_to_not_convert=plain), None
     outside = ["lm_head", "*.mlp.gate", "*.indexer.q_b_proj", "*.weights_proj"]
@@ -281,12 +286,11 @@ def source_checkpoint(spelling, storage, seed):
     """-> tensors, config.json, hf_quant_config.json or None."""
     if storage.startswith("fp8") and spelling != "modelopt":
         raise SystemExit("FP8 attention with NVFP4 experts is declared as DeepSeek's fp8: only --spelling modelopt")
-    model = random_model(CONFIG, seed)
-    modules = source_modules(model, spelling, storage)
+    model, modules = random_model(seed), source_modules(spelling, storage, seed)
     tensors = {item.source: tensor for item, tensor in model.items() if isinstance(item, Plain)}
     for item, module in modules.items():
         tensors.update({f"{item.source}.{suffix}": tensor for suffix, tensor in module.files.items()})
-    quantization, legacy = source_quantization(CONFIG, spelling, storage, modules)
+    quantization, legacy = source_quantization(spelling, storage, modules)
     return tensors, {**CONFIG, "quantization_config": quantization}, legacy
 
 
@@ -358,8 +362,7 @@ def target_config(rows, target):
 
 def expected_checkpoint(spelling, storage, seed, target):
     """-> tensors and config.json as vLLM's default loader takes them."""
-    model = random_model(CONFIG, seed)
-    modules = source_modules(model, spelling, storage)
+    model, modules = random_model(seed), source_modules(spelling, storage, seed)
     rows = {}
     for item in modules:
         rows.setdefault(item.target, []).append(item)
