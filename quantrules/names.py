@@ -175,7 +175,6 @@ def match(pattern: Pattern, name: str, forbidden: frozenset[tuple[int, int, int]
     left to the caller, who asks again with (node, start, end) forbidden where it is not.
     """
     nodes, size = pattern.nodes, len(name)
-    integer = [is_integer(n) for n in nodes]
     options = [_options(n) for n in nodes]
     dead: set[tuple[int, int]] = set()
     spent: dict[tuple[int, int], int] = {}  # (wildcard, its limit) -> the first start whose every end was tried in vain
@@ -195,7 +194,7 @@ def match(pattern: Pattern, name: str, forbidden: frozenset[tuple[int, int, int]
                 trail.pop()
             continue
         end, choice = found
-        if integer[at] and ((at, start, end) in forbidden or not (name[start:end] == HOLE or _whole(name[start:end]))):
+        if (at, start, end) in forbidden:
             continue
         if at + 1 == len(nodes):
             if end == size:
@@ -219,6 +218,9 @@ def _candidates(nodes, options, at: int, start: int, name: str, spent: dict):
         for choice, text in enumerate(options[at]):
             if name.startswith(text, start):
                 yield start + len(text), -1 if isinstance(nodes[at], Lit) else choice
+        return
+    if is_integer(nodes[at]):  # a few digits at most: every end is tried from every start
+        yield from ((end, -1) for end in _digits(name, start))
         return
     limit = len(name)
     if not isinstance(nodes[at], Star):
@@ -245,7 +247,18 @@ def _ends(name: str, following: list[str] | None, low: int, high: int):
         end = name.find(following[0], end + 1)
 
 
-def _whole(text: str) -> bool:
+def _digits(name: str, start: int) -> range:
+    """Where a whole number that begins at `start` may end."""
+    if name.startswith(HOLE, start):
+        return range(start + 1, start + 2)
+    end = start
+    while end < len(name) and is_whole(name[start : end + 1]):
+        end += 1
+    return range(start + 1, end + 1)
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a number that captures compute with: ASCII digits that fit an int64."""
     return text.isascii() and text.isdigit() and len(text) < 19
 
 
@@ -259,17 +272,17 @@ def number_pieces(pattern: Pattern) -> tuple[Pattern, bool]:
     ambiguous = False
     for i, node in enumerate(pattern.nodes):
         if not isinstance(node, Lit):
-            ambiguous |= any(_whole(piece) for text in _options(node) or () for piece in text.split("."))
+            ambiguous |= any(is_whole(piece) for text in _options(node) or () for piece in text.split("."))
             nodes.append(node)
             continue
         pieces, text = node.text.split("."), ""
         for k, piece in enumerate(pieces):
             touches = k == 0 and i > 0 or k == len(pieces) - 1 and i + 1 < len(pattern.nodes)
-            if _whole(piece) and not touches and str(int(piece)) == piece:
+            if is_whole(piece) and not touches and str(int(piece)) == piece:
                 nodes += [Lit(text)] * bool(text) + [IntForm(Literal(int(piece)))]
                 text = ""
             else:
-                ambiguous |= _whole(piece) and touches
+                ambiguous |= is_whole(piece) and touches
                 text += piece
             text += "." * (k < len(pieces) - 1)
         nodes += [Lit(text)] * bool(text)

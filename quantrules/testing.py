@@ -132,12 +132,6 @@ def plan_lines(plan) -> Iterator[str]:
 
 def run(plan, source=None) -> dict[str, Any]:
     """Every target of a plan as a torch tensor, in memory, after the plan's checks. Raises PlanError and RunError."""
-    from quantrules.diagnostics import RunError
-    from quantrules.run.preflight import preflight
-    from quantrules.run.stream import stream
+    from quantrules.run.stream import in_memory
 
-    plan.raise_for_errors()
-    source = plan.source if source is None else source
-    if found := preflight(plan, source):
-        raise RunError(found)
-    return dict(stream(plan, source))
+    return in_memory(plan, plan.source if source is None else source)

@@ -25,7 +25,7 @@ one. Without a name the only unnamed axis is meant; other axes (experts) stay ap
 is taken. A block whose scale can be rescaled without rounding, as when the ratio is a power of two and the scale stays
 normal, keeps its codes and its values; any other is quantised again from its f32 values under the new global. `align(exact)`
 refuses these instead. Activation scales join by the larger range. Dense values, and formats without a global scale, pass as
-they are."""
+they are. Refused: members of different formats or spellings, or with different parts."""
     params = (
         Param("axis", "axis", None, "the axis that the cat will remove; the only unnamed one unless given"),
         Param("mode", "word", None, "exact: refuse to round", ("exact",)),

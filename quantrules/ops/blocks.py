@@ -28,7 +28,7 @@ def cube(value: Value, role: str = "codes"):
     outer, n, _ = rows_of(shape)
     rest = x.shape[max(0, len(shape) - 2) :]
     if spec.grid is None:
-        return x.reshape(outer, n, shape[-1] if len(shape) > 1 else 1)
+        return x.reshape(outer, n, x.shape[-1] if len(shape) > 1 else 1)  # of f4 in bytes
     if spec.grid and spec.grid[0].letter == "N" or value.type.spans and spec.cat == "collect":
         return x.reshape(outer, rest[0], math.prod(rest[1:]))
     return x.reshape(outer, 1, math.prod(rest))

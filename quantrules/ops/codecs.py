@@ -66,7 +66,7 @@ def encode_codes(x, element: Element):
     if element.codec != "e2m1":
         return x.clamp(-top, top).to(torch_dtype(element.codec)).view(torch.uint8)
     bounds = torch.tensor(E2M1_BOUNDS, device=x.device)
-    codes = torch.bucketize(x.abs().contiguous(), bounds).to(torch.uint8) | (x < 0).to(torch.uint8) << 3
+    codes = torch.bucketize(x.abs().contiguous(), bounds, out_int32=True).to(torch.uint8) | (x < 0).to(torch.uint8) << 3
     if element.per == 1:
         return codes
     first, second = codes[..., 0::2], codes[..., 1::2]

@@ -7,13 +7,14 @@ the first member, required to be equal, or joined by the larger range.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from attrs import evolve
 
 from quantrules.diagnostics import define
 from quantrules.ops.base import Context, Need, Refused, Step, Value
-from quantrules.types import Axis, Dim, Format, Grid, Part, PartType, Type, divisible, flat_rows, part_type
+from quantrules.types import DTYPE_BITS, Axis, Dim, Format, Grid, Part, PartType, Type, divisible, flat_rows, part_type
 
 BLOCK_CUT = define("QR201", "An op would cut blocks or packed bytes")
 MEMBERS_DIFFER = define("QR202", "Members that an op joins have different types")
@@ -62,7 +63,17 @@ def pick_dim(dim: int | None, type: Type, op: str, rank: int | None = None) -> i
         dim = 0
     if not -rank <= dim < rank:
         raise Refused(WRONG_DIMENSION, f"{type} has no dimension {dim}", argument="dim")
-    return dim % rank
+    dim %= rank
+    if type.is_dense and (per := _per_byte(type.dtype)) > 1:
+        last = op in ("stack", "unstack") and (dim == rank - 1 or op == "unstack" and rank < 3)
+        if last or len(type.shape) < 2 or not divisible(type.shape[-1], per):
+            raise Refused(BLOCK_CUT, f"{op} would cut the bytes of {type}, which hold {per} elements", "`keep` it")
+    return dim
+
+
+def _per_byte(dtype: str) -> int:
+    """The least number of elements that are whole bytes."""
+    return 8 // math.gcd(8, DTYPE_BITS[dtype])
 
 
 def way(shape: Sequence[Dim], dim: int) -> str:
@@ -144,11 +155,14 @@ def whole_blocks(type: Type, how: str, size: Dim, label: object, what: str) -> N
     letter, noun = ("N", "rows") if how == "rows" else ("K", "columns")
     for spec in type.spelling.parts:
         n = max((g.divisor for g in spec.grid or () if g.letter == letter), default=1)
+        if type.is_dense and how == "columns":
+            n = _per_byte(type.dtype)
         if type.part(spec.role) and not divisible(size, n):
             unit = "bytes" if spec.role == "codes" else "blocks"
             share = f"{size / n:g} {unit} of {n}" if isinstance(size, int) else f"not whole {unit} of {n}"
             reason = f"{size} {noun} are {share}"
             help = f"`dequant` first and `quant({type.format.name})` after, or an order in which only the last member is partial"
+            help = f"give sizes that are whole bytes of {n} elements" if type.is_dense else help
             raise Refused(BLOCK_CUT, reason, help, label=f"{label} {what}")
 
 

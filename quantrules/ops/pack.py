@@ -81,10 +81,11 @@ def _made(t: Type, name: str | None, scale: str | None, context: Context) -> Typ
 
 
 def _part(t: Type, spelling: Spelling, role: str, wanted: str | None) -> PartType:
-    """What a part becomes: its dtype if the spelling takes it, else one with the same bytes, else one with the same numbers."""
+    """What a part becomes: in its own spelling its dtype, in another the first one with the same bytes, else with the same numbers."""
     spec, dtype = spelling.part(role), t.part(role).dtype
     codec = codec_of(t.format, role, dtype)
-    allowed = [wanted] if wanted else [dtype, *spec.dtypes] if not spec.dtypes or dtype in spec.dtypes else spec.dtypes
+    own = [dtype] if not spec.dtypes or spelling == t.spelling and dtype in spec.dtypes else []
+    allowed = [wanted] if wanted else [*own, *spec.dtypes]
     if wanted and spec.dtypes and wanted not in spec.dtypes:
         reason = f"the {role} of the spelling {spelling.name} is {' or '.join(spec.dtypes)}, not {wanted}"
         raise Refused(WRONG_ARGUMENT, reason, argument="scale")

@@ -25,7 +25,9 @@ def flat(buffer):
     """A flat u8 buffer (numpy, or a tensor already) as a tensor of bytes."""
     import torch
 
-    return torch.from_numpy(buffer) if isinstance(buffer, np.ndarray) else buffer
+    if isinstance(buffer, np.ndarray):
+        return torch.from_numpy(buffer) if len(buffer) else torch.empty(0, dtype=torch.uint8)  # numpy's has stride 0
+    return buffer
 
 
 def view(buffer, type: PartType):

@@ -17,7 +17,7 @@ from quantrules.diagnostics import Diagnostic, PlanError, QuantrulesError, defin
 from quantrules.lang import ast
 from quantrules.lang.evaluate import Env, evaluate, free_names
 from quantrules.lang.parser import parse
-from quantrules.names import HOLE, Names, families, row_keys, split_name
+from quantrules.names import HOLE, Names, families, is_whole, row_keys, split_name
 from quantrules.ops.base import Context
 from quantrules.plan.model import Plan, Recipe, Units
 from quantrules.plan.reading import Read, axis_key, read, write
@@ -281,7 +281,7 @@ def _holds(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.ndarr
         if key not in known:
             type = binder.types[kind]
             words = {"dtype": type.dtype if type.is_dense else "", "format": type.format.name, "shape": list(type.shape)}
-            values = {n: int(v) if v.isdigit() else v for n, v in zip(used, key[1:])}
+            values = {n: int(v) if is_whole(v) else v for n, v in zip(used, key[1:])}
             known[key] = bool(evaluate(rule.rule.when, binder.scope.env.extend({**words, **values})))
         result[i] = known[key]
     return result

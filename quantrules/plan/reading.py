@@ -10,7 +10,7 @@ from attrs import frozen
 from quantrules.diagnostics import Diagnostic, RuleError, define
 from quantrules.lang import ast
 from quantrules.lang.evaluate import Env, evaluate, free_names
-from quantrules.names import HOLE, Names, fill, is_integer, match, number_pieces, split_name
+from quantrules.names import HOLE, Names, fill, is_integer, is_whole, match, number_pieces, split_name
 
 LINEAR = define("QR110", "An integer form is not linear in one capture")
 UNREPEATED = define("QR111", "A target repeats what the source did not read")
@@ -97,9 +97,7 @@ def integers(text: Names) -> np.ndarray | None:
     """The numbers that a column of texts writes, or None where they are not all numbers."""
     if text.template == HOLE:
         return text.digits[:, 0]
-    if text.template.isascii() and text.template.isdigit() and len(text.template) < 19:
-        return np.full(len(text), int(text.template))
-    return None
+    return np.full(len(text), int(text.template)) if is_whole(text.template) else None
 
 
 def _linear(node: ast.IntForm, env: Env) -> tuple[str, int, int]:
@@ -124,8 +122,8 @@ def _fits(node, text: Names, env: Env) -> np.ndarray:
         fits = values >= low
         return fits & (values < evaluate(node.high, env)) if node.high is not None else fits
     capture, factor, constant = _linear(node, env)
-    if not capture:
-        return values == constant
+    if not capture:  # a number that the text spells out: `00` is not `0`
+        return values == constant if text.template in (HOLE, str(constant)) else np.zeros(len(text), bool)
     return ((values - constant) % factor == 0) & ((values - constant) // factor >= 0)
 
 

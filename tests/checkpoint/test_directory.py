@@ -500,3 +500,8 @@ def test_headers_of_285_thousand_tensors_are_read_quickly_and_in_little_memory(v
     assert count == 284_809
     assert seconds < 4
     assert kilobytes < 150_000
+
+
+def test_an_index_that_lists_nothing_is_a_checkpoint_without_tensors(tmp_path):
+    with open_source(checkpoint(tmp_path, {}, {})) as source:
+        assert (len(source.table), source.table.families, source.table.files) == (0, (), ())

@@ -129,6 +129,8 @@ def step(name: str, takes: Grid[Type], ctx: Context | None = None, **args) -> St
 def boundaries(whole: Type, grain: int, cuts: tuple[int, ...]) -> list[tuple[int, int]]:
     """Tiles of a value: its slices cut at multiples of the grain near `cuts`, and the last slices together."""
     outer, n, _ = rows_of(whole.shape)
+    if not outer * n:
+        return [(0, 0)]
     inside = sorted({0, n, *(min(n, c % (n + 1) // grain * grain) for c in cuts)})
     tiles, single = [], outer if outer < 3 else outer - 2
     for k in range(single):

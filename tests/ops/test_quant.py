@@ -40,6 +40,15 @@ def test_the_scale_is_rounded_before_the_division():
     assert f.numbers(made)[0, 16:18].tolist() == [6.75, 1.6875]
 
 
+def test_codes_belong_to_the_stored_scale():
+    """B062: under global 1, amax 1.0 has scale 0.171875, not 1/6; 0.42 is then 2.44 steps and code 2, where 2.52 would be 3."""
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 16], x[0, 17] = 2688.0, 1.0, 0.42
+    made = quantised(x, "nvfp4")
+    assert made.tensor("scale").float()[0, 1] == 0.171875
+    assert (f.numbers(made)[0, 16:18] / 0.171875).tolist() == [6.0, 2.0]
+
+
 def test_ue8m0_example():
     """formats.md 5.2: block amax 1.0 → 2^-8, and 1.0 is code 0x78."""
     made = quantised(torch.ones(128, 128), "fp8_block", scale="f8_e8m0")

@@ -177,3 +177,26 @@ def test_the_comparison_fails_on_a_wrong_byte():
     w.parts["scale"][3] ^= 1
     with pytest.raises(AssertionError, match="scale: 1 bytes differ, first at 3"):
         f.same([v], [w])
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (4, 0), (0, 0), (2, 0, 32), (0, 4, 32)])
+def test_values_without_elements(shape):
+    v, axis, dim = f.Value.empty(f.dense("bf16", *shape)), Axis("E", (0, 1)), len(shape) - 1
+    for format in ("nvfp4", "fp8_block", "mxfp4"):
+        packed_ = f.one("quant", v, format=format)
+        for op in ("dequant", "pack", "assert_finite"):
+            check(f.step(op, Grid.one(packed_.type)), [packed_], (1,))
+        if format != "fp8_block":
+            check(f.step("cat", Grid((axis,), (packed_.type,) * 2), axis="E", dim=dim - 1), [packed_, packed_], (1,))
+    for d in range(len(shape)):
+        joined = f.run(f.step("cat", Grid((axis,), (v.type,) * 2), axis="E", dim=d), [v, v])[0]
+        f.same(f.run(f.step("split", Grid.one(joined.type), f.context(axis), dim=d), [joined]), [v, v])
+    stacked = f.run(f.step("stack", Grid((axis,), (v.type,) * 2), axis="E"), [v, v])[0]
+    f.same(f.run(f.step("unstack", Grid.one(stacked.type), f.context(Axis("E", ())), axis="E"), [stacked]), [v, v])
+
+
+def test_a_member_without_rows_has_no_global_in_the_result():
+    types = (f.packed(f.NVFP4, 0, 32), f.packed(f.NVFP4, 4, 32))
+    values = [f.random(t) for t in types]
+    made = check(f.step("cat", Grid((Axis("", ("a", "b")),), types)), values, (1, 2))[0]
+    f.same([made], [values[1]])

@@ -90,7 +90,8 @@ def test_the_limit_is_one(tmp_path):
     """Shown to fail: the same conversion with a budget that the limit has no room for."""
     source = sparse(tmp_path / "source", {"a.weight": ("bf16", (65536, 8192))}, {})
     arguments = [str(1 << 30), "* → cast(f32)", str(source), str(tmp_path / "out"), str(64 << 30)]
-    script = SCRIPT.replace("from quantrules.run", "import quantrules.lower.tiles as t; t.TILE = 1 << 40\nfrom quantrules.run")
+    larger = "import quantrules.lower.tiles as t; t.TILE = t.HELD = 1 << 40\n"
+    script = SCRIPT.replace("from quantrules.run", larger + "from quantrules.run")
     done = subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0
     assert "memory" in done.stderr.lower()

@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from quantrules.checkpoint import StateDictSource
-from quantrules.diagnostics import RunError, define
+from quantrules.diagnostics import RunError
 from quantrules.plan.model import Recipe
 from quantrules.run import stream as room
 from quantrules.run.stream import in_memory as run
 from quantrules.types import Axis, Grid
 from tests.run.toys import Job, blocks, dense, members, plan_of, recipe, source_of
-
-define("QR900", "a test's own refusal")
 
 
 def test_the_stream_is_in_plan_order_and_owned():

@@ -9,12 +9,15 @@ import numpy as np
 from attrs import frozen
 
 from quantrules.checkpoint import Raw, StateDictSource
+from quantrules.diagnostics import define
 from quantrules.lang.ast import Lit, Pattern, Pipeline, Rule, SourcePattern
 from quantrules.names import families
 from quantrules.ops.base import Op, Refused, Step
 from quantrules.plan.model import Plan, Recipe, Units
 from quantrules.types import Axis, Element, Format, Grid, GridDim, Part, Spelling, Type, make_type, rows_of
 from quantrules.types import dense as dense_type
+
+define("QR900", "A toy op's refusal")
 
 SPELLED = Spelling("weight", (Part("codes", ".weight", (), None),), dense=".weight")
 DENSE = Format("dense", None, (), "codes", (SPELLED,))

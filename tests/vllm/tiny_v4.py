@@ -202,12 +202,12 @@ def stored_as(item, storage):
 
 
 def nvfp4_amax(model):
-    """-> {item: largest magnitude}. A gate and its up share theirs, as engines that fuse them want; no others do."""
+    """-> {item: largest magnitude}. Gate and up of a routed expert share theirs, as an engine that stacks them wants; no others do."""
     own = {item: model[item].float().abs().max() for item in model if isinstance(item, Linear)}
     by_source = {item.source: amax for item, amax in own.items()}
 
     def shared(item):
-        if item.group not in ("expert", "shared"):
+        if item.group != "expert":
             return own[item]
         partner = re.sub("(gate|up)_proj$", lambda m: "up_proj" if m[1] == "gate" else "gate_proj", item.source)
         return torch.maximum(own[item], by_source[partner])
@@ -247,17 +247,14 @@ def input_scale(item):
 def source_modules(spelling, storage, seed):
     """-> {item: Module}; kept, because a source and its targets are often written in one process."""
     model = random_model(seed)
-    lookup, amax = {}, nvfp4_amax(model)
-    for item in model:
-        if isinstance(item, Linear):
-            kind = stored_as(item, storage)
-            if kind == "nvfp4":
-                lookup[item] = nvfp4_module(model[item], amax[item], spelling, input_scale(item))
-            elif kind == "fp8":
-                lookup[item] = fp8_module(model[item], storage)
-            else:
-                lookup[item] = Module({"weight": model[item]}, model[item].float())
-    return lookup
+    amax = nvfp4_amax(model)
+
+    def module(item):
+        kind = stored_as(item, storage)
+        if kind == "nvfp4":
+            return nvfp4_module(model[item], amax[item], spelling, input_scale(item))
+        return fp8_module(model[item], storage) if kind == "fp8" else Module({"weight": model[item]}, model[item].float())
+    return {item: module(item) for item in model if isinstance(item, Linear)}
 
 
 def source_quantization(spelling, storage, modules):
@@ -457,16 +454,14 @@ def arguments():
     parser.add_argument("--attention", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--shared", choices=["bf16", "fp8"], help="default: as attention")
     parser.add_argument("--experts", choices=["keep", "bf16"], default="keep")
-    parser.add_argument("--wo-a", choices=["fp8", "bf16"], help="default: fp8, but bf16 where all the rest is")
+    parser.add_argument("--wo-a", choices=["fp8", "bf16"], default="fp8")
     parser.add_argument("--fp8-from", choices=["bf16", "f32"], default="bf16",
                         help="attention and shared experts become FP8 from their BF16 rounding or straight from float32")
     return parser.parse_args()
 
 
 def target_of(options):
-    shared = options.shared or options.attention
-    dense = {options.attention, shared, options.experts} == {"bf16"}
-    return Target(options.attention, shared, options.experts, options.wo_a or ("bf16" if dense else "fp8"), options.fp8_from)
+    return Target(options.attention, options.shared or options.attention, options.experts, options.wo_a, options.fp8_from)
 
 
 def main():
