@@ -281,6 +281,12 @@ def part_type(format: Format, part: Part, shape: tuple[Dim, ...], dtype: str | N
     return PartType(part.role, dtype, shape[:-2] + dims)
 
 
+def stored_shapes(part: Part, shape: tuple[Dim, ...], logical: tuple[Dim, ...]) -> set[tuple[Dim, ...]]:
+    """What may stand on disk for a part that should have `shape`: where the grid says one number, [] and [1] alike."""
+    one = part.grid is not None and all(not g.letter and g.divisor == 1 for g in part.grid)
+    return {shape, logical[:-2], (*logical[:-2], 1)} if one else {shape}
+
+
 def make_type(format: Format, spelling: Spelling, shape: tuple[Dim, ...], dtypes: dict[str, str] | None = None,
               roles: Iterable[str] | None = None) -> Type:
     """A type with the parts that the spelling requires (or those of `roles`), each in its first or the given dtype."""

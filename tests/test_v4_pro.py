@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-
-import pytest
-
-GB = 1 << 30
 
 
 def plan(source, *options):
@@ -69,10 +64,9 @@ def test_bf16_attention_passes_through(v4_headers):
     assert sum(found[k]["units"] for k in kept) == 43  # wo_a alone
 
 
-@pytest.mark.skipif(not os.path.exists("/usr/bin/env"), reason="no POSIX")
 def test_the_command_fits_in_300_mb(v4_headers):
-    script = ("import resource, runpy, sys; sys.argv = ['quantrules', 'plan', 'deepseek_v4_vllm', sys.argv[1]]\n"
+    script = ("import runpy, sys; sys.argv = ['quantrules', 'plan', 'deepseek_v4_vllm', sys.argv[1]]\n"
               "try: runpy.run_module('quantrules', run_name='__main__')\n"
-              "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)")
+              "finally: print(*[l for l in open('/proc/self/status') if l.startswith('VmHWM')], file=sys.stderr)")  # fmt: skip
     run = subprocess.run([sys.executable, "-c", script, str(v4_headers("pro"))], capture_output=True, text=True)
-    assert int(run.stderr.split()[-1]) < 300_000, run.stderr
+    assert int(run.stderr.split()[-2]) < 300_000, run.stderr  # getrusage would count the peak of the process that forks

@@ -17,7 +17,7 @@ from attrs import frozen
 from quantrules.checkpoint.files import UNREADABLE, open_regular, quoted, read_object, read_small, refuse
 from quantrules.checkpoint.headers import Header, read_header
 from quantrules.checkpoint.index import PICKLE, Index, disagreements, hashes, read_index
-from quantrules.checkpoint.source import CONFIG_FILES, INDEX_SUFFIX, MANIFEST, SUFFIX, FileSource, SideFile, Stamp
+from quantrules.checkpoint.source import CONFIG_FILES, INDEX_SUFFIX, MANIFEST, SUFFIX, FileSource, SideFile, Stamp, is_inside
 from quantrules.checkpoint.table import TableBuilder, paused_gc
 from quantrules.diagnostics import CheckpointError, Diagnostic, define
 
@@ -212,20 +212,27 @@ def _side_files(directory: Path, found: _Findings) -> tuple[SideFile, ...]:
     for folder, folders, names in os.walk(directory, onerror=unreadable):
         inner = os.path.relpath(folder, directory)
         prefix = "" if inner == "." else inner.replace(os.sep, "/") + "/"
-        left += [prefix + f + "/" for f in folders if os.path.islink(os.path.join(folder, f))]
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and not os.path.islink(os.path.join(folder, f)))
+        kept = sorted(f for f in folders if not f.startswith(".") and not os.path.islink(os.path.join(folder, f))
+                      and is_inside(f) and not (_is_ours(f) and not prefix))  # fmt: skip
+        left += [prefix + f + "/" for f in folders if f not in kept and not f.startswith(".")]
+        folders[:] = kept
         for name in sorted(n for n in names if not n.startswith(".")):
-            if not prefix and (name in CONFIG_FILES or name == MANIFEST or name.endswith((SUFFIX, INDEX_SUFFIX))):
+            if not prefix and _is_ours(name):
                 continue
             path = Path(folder, name)
-            if name.endswith(_OTHER_WEIGHTS) or not os.path.isfile(path):
+            if name.endswith(_OTHER_WEIGHTS) or not is_inside(name) or not os.path.isfile(path):
                 left.append(prefix + name)
             else:
                 sides.append(SideFile(prefix + name, path))
     if left := sorted(left):
-        why = "other weights, folders behind links, or not to be read"
+        why = "other weights, folders behind links, odd names, or not to be read"
         found.warn(NOT_COPIED, f"{directory}: not copied: {_some(left)} ({why})", len(left))
     return tuple(sides)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an output may have a file of its own by this name, beside its index."""
+    return name in CONFIG_FILES or name == MANIFEST or name.endswith((SUFFIX, INDEX_SUFFIX))
 
 
 def _warn_links(directory: Path, names: Iterable[str], found: _Findings) -> None:

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import resource
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ IRREGULAR = define("QR301", "Not a regular file")
 UNREADABLE = define("QR302", "A file cannot be read")
 CHANGED = define("QR335", "A source file changed while it was being read")
 
+MOST_VALUES, MOST_LEVELS = 2_000_000, 64  # of a JSON file that is read whole, edited and written again
 BUFFER = 8 << 20  # bytes copied at a time where the kernel cannot copy by itself
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
@@ -107,10 +109,13 @@ def read_small(path: str | os.PathLike, limit: int, shown: str) -> bytearray:
 
 
 class Descriptors:
-    """Open files by number, for many threads. Beyond `cap`, those longest unused are closed; one in use only after it."""
+    """Open files by number, for many threads. Beyond `cap`, or a fourth of what the process may have open, those longest
+    unused are closed; one in use only after it."""
 
     def __init__(self, opener: Callable[[int], int], cap: int = 200):
-        self._opener, self._cap, self._lock = opener, cap, Lock()
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._opener, self._lock = opener, Lock()
+        self._cap = cap if allowed == resource.RLIM_INFINITY else min(cap, allowed // 4)
         self._open: OrderedDict[int, list[int]] = OrderedDict()  # number -> [descriptor, users]
 
     @contextmanager
@@ -212,4 +217,19 @@ def parsed_object(text: str, path: os.PathLike, code: str) -> dict:
 
 def read_object(path: os.PathLike, limit: int, code: str) -> dict:
     """A JSON object from a file of at most `limit` bytes; `code` is that of the error where there is none."""
-    return parsed_object(decoded(read_small(path, limit, str(path)), path, code), path, code)
+    text = decoded(read_small(path, limit, str(path)), path, code)
+    if sum(map(text.count, ",{[")) > MOST_VALUES:
+        raise refuse(code, f"{path} holds more than {MOST_VALUES:,} values")
+    found = parsed_object(text, path, code)
+    if _levels(found) > MOST_LEVELS:
+        raise refuse(code, f"{path}: nested more than {MOST_LEVELS} deep")
+    return found
+
+
+def _levels(value: dict) -> int:
+    """How deep objects and lists are nested."""
+    level, count = [value], 0
+    while level:
+        inner = (v for x in level for v in (x.values() if isinstance(x, dict) else x))
+        level, count = [v for v in inner if isinstance(v, (dict, list))], count + 1
+    return count

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 
 from quantrules.checkpoint.directory import open_source
+from quantrules.checkpoint.files import read_object
 from quantrules.checkpoint.source import Raw, Source, StateDictSource
 from quantrules.diagnostics import CheckpointError, Diagnostic, define
 from quantrules.names import KeyTable
@@ -19,10 +19,10 @@ MAX_JSON = 64 << 20
 
 
 class Overlay:
-    """`base` with the tensors of `extra` as further rows; it answers for both."""
+    """`base` with the tensors of `extra`, which `path` held, as further rows; it answers for both."""
 
-    def __init__(self, base: Source, extra: Source):
-        self.base, self.extra, self.split = base, extra, len(base.table)
+    def __init__(self, base: Source, extra: Source, path: Path):
+        self.base, self.extra, self.read, self.split = base, extra, path, len(base.table)
         self.table = _joined(base.table, extra.table)
 
     def __getattr__(self, name):
@@ -36,6 +36,9 @@ class Overlay:
 
     def opened(self, row: int):
         return self.base.opened(row) if row < self.split else self.extra.opened(row - self.split)
+
+    def real_files(self) -> tuple[Path, ...]:
+        return (*self.base.real_files(), self.read.resolve())
 
 
 def _joined(a: KeyTable, b: KeyTable) -> KeyTable:
@@ -72,15 +75,8 @@ def read_scales(path: Path) -> dict[str, float]:
 
 
 def _from_json(path: Path) -> dict[str, float]:
-    try:
-        if path.stat().st_size > MAX_JSON:
-            raise _bad(path, f"it is larger than {MAX_JSON >> 20} MiB")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _bad(path, error.strerror or "it cannot be read") from None
-    except (ValueError, RecursionError):
-        raise _bad(path, "it is not JSON") from None
-    if not isinstance(found, dict) or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in found.values()):
+    found = read_object(path, MAX_JSON, SCALES)
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in found.values()):
         raise _bad(path, "it is not an object of numbers")
     return {k: v if abs(v) < 1e300 else math.inf for k, v in found.items()}  # JSON integers have no end
 
@@ -95,4 +91,4 @@ def with_scales(base: Source, path: str | Path) -> Overlay:
     """`base` with the activation scales of a file as rows `MODULE.input_scale`."""
     path = Path(path)
     scales = {module + SUFFIX: Raw("f32", (), np.float32(value).tobytes()) for module, value in read_scales(path).items()}
-    return Overlay(base, StateDictSource(scales))
+    return Overlay(base, StateDictSource(scales), path)

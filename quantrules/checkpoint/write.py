@@ -73,7 +73,7 @@ class Output:
         self.path, self.placing = Path(os.path.realpath(path)), placing
         self._sides, self._configs, self._sources, self._overwrite = sides, configs, sources, overwrite
         self._folder = self._lock = -1
-        self._owned = False  # whether the lock file lists what this run makes
+        self._owned = False  # whether the lock file lists what this run makes, and no longer what an earlier one did
         self._made: list[str] = []  # files in place or partial, and folders with a / behind, in order
         self._descriptors = Descriptors(
             lambda shard: os.open(_partial(placing.files[shard]), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
@@ -100,9 +100,9 @@ class Output:
             with _told(self.path):
                 for name in old:
                     self._remove(name)
+                self._owned = True
                 os.ftruncate(self._lock, 0)
                 write_at(self._lock, 0, memoryview("\n".join(self.names).encode()))
-            self._owned = True
             for shard, file in enumerate(self.placing.files):
                 with _told(self.path / file):
                     self._allocate(shard)
@@ -230,7 +230,7 @@ class Output:
     def _parent(self, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
         """(descriptor of the folder that holds `name`, last part of the name); a link on the way is an error."""
         *folders, leaf = name.split("/")
-        fd, at = os.dup(self._folder), ""
+        fd, at = self._folder, ""
         try:
             for part in folders:
                 at += part + "/"
@@ -239,11 +239,13 @@ class Output:
                         os.mkdir(part, dir_fd=fd)
                         self._made.append(at)
                 inner = os.open(part, _FOLDER, dir_fd=fd)
-                os.close(fd)
+                if fd != self._folder:
+                    os.close(fd)
                 fd = inner
             yield fd, leaf
         finally:
-            os.close(fd)
+            if fd != self._folder:
+                os.close(fd)
 
     def _remove(self, name: str) -> None:
         """Remove a file, a link, or (with a / behind) an empty folder; one that is gone is no matter."""

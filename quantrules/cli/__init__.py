@@ -7,6 +7,7 @@ progress and messages to stderr. Exit codes: 0 done, 1 findings or refused, 2 us
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ from quantrules.cli.output import FINDINGS, say, show
 
 class Commands(TyperGroup):
     """All commands: what goes wrong in one of them becomes a message and an exit code here."""
+
+    def make_context(self, *args, **extra):
+        with failures():  # `--help` is printed here
+            return super().make_context(*args, **extra)
 
     def parse_args(self, ctx, args):
         return super().parse_args(ctx, ["--json-units" if a == "--json=units" else a for a in args])
@@ -46,6 +51,9 @@ def failures() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer goes nowhere
         raise typer.Exit(141) from None
+    except MemoryError:
+        say("error: there is not enough memory")
+        raise typer.Exit(FINDINGS) from None
     except OSError as error:
         say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
         raise typer.Exit(FINDINGS) from None
@@ -89,6 +97,18 @@ app.command("help", short_help="Show the page of an op, a format, a rule file or
 
 def main() -> None:
     """The entry point of the `quantrules` script."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us: no other file may get its number
+            setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, stopped)
     app(prog_name="quantrules")
+
+
+def stopped(number: int, _) -> None:
+    """Ends the process as an exception does, so that a run removes what it made."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)

@@ -24,6 +24,9 @@ def apply(
     input_scales: options.SCALES = None,
     device: Annotated[str, typer.Option(parser=options.device, metavar="DEVICE", help="Where ops run.")] = "cpu",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in OUT.")] = False,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Convert scales that are NaN, infinite or negative as they are.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop before the first byte is written.")] = False,
     verbose: options.VERBOSE = False,
 ) -> None:
@@ -38,6 +41,7 @@ def apply(
 
     with options.bound(rules, src, define, only, input_scales, verbose) as plan:
         how = {"memory": memory, "jobs": jobs, "shard_size": shard_size, "overwrite": overwrite, "dry_run": dry_run}
+        how["allow_nonfinite"] = allow_nonfinite
         with progress() as report:
             made = api.apply(plan, out, progress=report, **how)
         show(made.warnings, verbose)

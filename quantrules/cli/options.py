@@ -16,7 +16,7 @@ RESERVED = ("only", "input_scales")  # keyword arguments of Rules.bind that are 
 
 def size(text: str) -> int:
     """`2GiB`, `5GB`, `512MiB`, `1000`: bytes."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b?)\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgt]?)(i?)b?)\s*", text, re.IGNORECASE | re.ASCII)
     if not found or found[3] and not found[2]:
         raise typer.BadParameter(f"{text!r} is no size; write 2GiB, 5GB, 512MiB or a number of bytes")
     number = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))

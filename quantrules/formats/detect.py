@@ -17,7 +17,7 @@ from quantrules.diagnostics import Diagnostic, define
 from quantrules.formats.declared import Section, about, check_declared, read_sections
 from quantrules.formats.load import Dialect
 from quantrules.names import KeyTable, Names, row_keys
-from quantrules.types import DTYPE_BITS, Format, Part, PartType, Spelling, Type, part_type
+from quantrules.types import DTYPE_BITS, Format, Part, PartType, Spelling, Type, part_type, stored_shapes
 
 QR_NO_SCALE = define("QR410", "A weight without its scale")
 QR_NO_WEIGHT = define("QR411", "A scale, or another companion, without its weight")
@@ -100,7 +100,7 @@ def fit(format: Format, spelling: Spelling, found: Mapping[str, tuple[str, tuple
     for part in (p for p in spelling.parts[1:] if p.suffix in found):
         has, size = found[part.suffix]
         want = part_type(format, part, logical)
-        if has not in part.dtypes or size not in _sizes(part, want.shape, logical):
+        if has not in part.dtypes or size not in stored_shapes(part, want.shape, logical):
             same = f"{list(size)}" if has in part.dtypes else _type(has, size)
             wanted = _type("|".join(part.dtypes), want.shape)
             bad = bad or Misfit(2 + 2 * (has in part.dtypes), QR_GRID, f"{part.suffix}: expected {wanted}, found {same}")
@@ -131,12 +131,6 @@ def logical_shape(codes: Part, dtype: str, shape: tuple[int, ...]) -> tuple[int,
         elif size != dim.divisor:
             return None
     return (*lead, letters["N"], letters["K"])
-
-
-def _sizes(part: Part, shape: tuple[int, ...], logical: tuple[int, ...]) -> set[tuple[int, ...]]:
-    """What may stand on disk: where the grid says one number, [] and [1] alike."""
-    one = part.grid is not None and all(not g.letter and g.divisor == 1 for g in part.grid)
-    return {shape, logical[:-2], (*logical[:-2], 1)} if one else {shape}
 
 
 def _type(dtype: str, shape: tuple[int, ...]) -> str:

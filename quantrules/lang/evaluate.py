@@ -232,7 +232,7 @@ def _config(path: tuple[str, ...], env: Env, span: Span | None) -> Any:
         if key not in value:
             full = ".".join(("config", *path[: i + 1]))
             _refuse(QR_CONFIG, f"the source's config has no {full}", span,
-                    nearest(key, map(str, value)) + f" A value for its absence is `default({full}, …)`", error=_Missing)
+                    nearest(key, map(str, value)) + f"; `default({full}, …)` is for a key that may be absent", error=_Missing)
         value = value[key]
     return value
 

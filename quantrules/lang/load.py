@@ -53,6 +53,8 @@ def _find(rules: str | Path, directories: list[Path]) -> Path:
     for candidate in tried:
         if os.path.exists(candidate) and not os.path.isdir(candidate):
             return candidate
+    if os.path.isdir(path):
+        raise RuleError(Diagnostic(QR_FILE, f"{str(rules)!r} is a directory", help="give the path of a rule file in it"))
     known = [n.removesuffix(SUFFIX) if path.suffix != SUFFIX else n for d in [*directories, path.parent] for n in _names(d)]
     raise RuleError(Diagnostic(QR_FILE, f"there is no rule file {str(rules)!r}", help=nearest(path.name, known)))
 
@@ -60,7 +62,7 @@ def _find(rules: str | Path, directories: list[Path]) -> Path:
 def _names(directory: Path) -> list[str]:
     try:
         with os.scandir(directory) as entries:
-            return sorted(e.name for _, e in zip(range(5000), entries) if e.name.endswith(SUFFIX))
+            return sorted(e.name for _, e in zip(range(5000), entries) if e.name.endswith(SUFFIX) and e.is_file())
     except OSError:
         return []
 

@@ -42,20 +42,19 @@ packed columns with a global scale each, a unit without the axis."""
 
     def needs(self, step):
         found = []
-        for line in _lines(step):
-            _, dim, how, shared = self._how(step, line)
-            first = step.takes.items[line[0]]
+        for item, line in enumerate(_lines(step)):
+            (first, *_), _, how, shared = self._how(step, item)
             roles = tuple(p.role for p in first.parts if rule(first.spelling.part(p.role), how, shared) == "equal")
             found += [Need("equal", line, roles, step.span)] if roles else []
         return tuple(found)
 
     def rows(self, step, item, lo, hi):
         line = _lines(step)[item]
-        types, dim, how, shared = self._how(step, line)
+        types, dim, how, shared = self._how(step, item)
         if how == "inner":
             return None
         wanted: list[tuple[int, int] | None] = [None] * len(step.takes.items)
-        for i, a, b in touched(types, dim, lo, hi):
+        for i, a, b in touched(types, dim, lo, hi) or [(i, 0, 0) for i in range(len(line))]:
             wanted[line[i]] = (a, b)
         if any(rule(t.spelling.part(p.role), how, shared) == "max" for t in types[:1] for p in t.parts):
             n = step.made.items[item].shape[-2]
@@ -67,16 +66,16 @@ packed columns with a global scale each, a unit without the axis."""
     def reference(self, step, x, state, out):
         import torch
 
-        for line, target in zip(_lines(step), out, strict=True):
+        for item, (line, target) in enumerate(zip(_lines(step), out, strict=True)):
             if target is None:
                 continue
-            types, dim, how, shared = self._how(step, line)
+            types, dim, how, shared = self._how(step, item)
             values = [x[i] for i in line]
             if how == "inner":
                 for p in target.type.parts:
                     target.tensor(p.role).copy_(torch.cat([v.tensor(p.role) for v in values], dim))
                 continue
-            members = [values[i] for i, _, _ in touched(types, dim, *span_of(target))]
+            members = [values[i] for i, _, _ in touched(types, dim, *span_of(target))] or values
             for p in target.type.parts:
                 spec = target.type.spelling.part(p.role)
                 made = rule(spec, how, shared)
@@ -89,16 +88,17 @@ packed columns with a global scale each, a unit without the axis."""
                     append(raw(target, p.role), [raw(v, p.role) for v in members], DIMS[how])
 
     def inverse(self, step):
-        sizes = {tuple(t.shape[dim] for t in types) for line in _lines(step) for types, dim, _, _ in (self._how(step, line),)}
-        return (("split", {"dim": self._how(step, _lines(step)[0])[1], "sizes": sizes.pop()}),) if len(sizes) == 1 else None
+        found = [self._how(step, item) for item in range(len(step.made.items))]
+        sizes = {(dim, tuple(t.shape[dim] for t in types)) for types, dim, _, _ in found}
+        dim, each = sizes.pop()
+        return None if sizes else (("split", {"dim": dim, "sizes": each}),)
 
     @staticmethod
-    def _how(step: Step, line: tuple[int, ...]) -> tuple[list[Type], int, str, bool]:
-        axis, dim = _arguments(step.args)
-        types = [step.takes.items[i] for i in line]
-        dim = pick_dim(dim, types[0], "cat")
-        name = step.takes.axes[pick_axis(step.takes, axis, "cat")].name
-        return types, dim, way(types[0].shape, dim), all(name in t.aligned for t in types)
+    def _how(step: Step, item: int) -> tuple[list[Type], int, str, bool]:
+        """(the members' types, the dimension, its way, whether the result has one of each collected number)"""
+        types = [step.takes.items[i] for i in _lines(step)[item]]
+        dim = pick_dim(_arguments(step.args)[1], types[0], "cat")
+        return types, dim, way(types[0].shape, dim), not step.made.items[item].spans
 
 
 def _arguments(args) -> tuple[str | None, int | None]:

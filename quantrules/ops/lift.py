@@ -14,7 +14,7 @@ from attrs import evolve
 
 from quantrules.diagnostics import define
 from quantrules.ops.base import Context, Need, Refused, Step, Value
-from quantrules.types import DTYPE_BITS, Axis, Dim, Format, Grid, Part, PartType, Type, divisible, flat_rows, part_type
+from quantrules.types import DTYPE_BITS, Axis, Dim, Format, Grid, Part, PartType, Type, divisible, flat_rows, part_type, stored_shapes
 
 BLOCK_CUT = define("QR201", "An op would cut blocks or packed bytes")
 MEMBERS_DIFFER = define("QR202", "Members that an op joins have different types")
@@ -135,9 +135,11 @@ def check_parts(type: Type) -> None:
                 raise Refused(WRONG_PART, reason, f"{type.format.name} in the spelling {type.spelling.name} requires it")
             continue
         fit = part_type(type.format, spec, type.shape, p.dtype).shape
+        fits = stored_shapes(spec, fit, type.shape)
         if type.spans and spec.cat == "collect":
             fit = (*type.shape[:-2], len(type.spans))
-        if p.shape != fit or spec.dtypes and p.dtype not in spec.dtypes:
+            fits = {fit}
+        if p.shape not in fits or spec.dtypes and p.dtype not in spec.dtypes:
             need = PartType(spec.role, " or ".join(spec.dtypes) or p.dtype, fit)
             blocks = " × ".join(map(str, type.format.block))
             help = f"{type} needs {need}" + (f": one number for each block of {blocks}" if spec.role == "scale" else "")

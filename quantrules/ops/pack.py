@@ -81,7 +81,7 @@ def _made(t: Type, name: str | None, scale: str | None, context: Context) -> Typ
 
 
 def _part(t: Type, spelling: Spelling, role: str, wanted: str | None) -> PartType:
-    """What a part becomes: in its own spelling its dtype, in another the first one with the same bytes, else with the same numbers."""
+    """What a part becomes: its dtype in its own spelling, in another the first one with the same bytes, else the same numbers."""
     spec, dtype = spelling.part(role), t.part(role).dtype
     codec = codec_of(t.format, role, dtype)
     own = [dtype] if not spec.dtypes or spelling == t.spelling and dtype in spec.dtypes else []

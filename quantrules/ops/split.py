@@ -79,7 +79,7 @@ def _start(source: Type, value: Value, target: Value, role: str, how: str, befor
     by = {g.letter: g.divisor for g in spec.grid or ()}
     if how == "columns":
         step = by.get("K", 1)
-        return before // step * (raw(value, role).shape[2] // max(1, ceil_div(source.shape[-1], step)))
+        return before // step * raw(value, role).shape[2] // max(1, ceil_div(source.shape[-1], step))  # f4: less than a byte each
     given = value.start % max(1, rows_of(source.shape)[1])
     wanted = before + (target.start % size if size else 0)
     if kind == "collect":

@@ -17,10 +17,10 @@ from quantrules.diagnostics import Diagnostic, PlanError, QuantrulesError, defin
 from quantrules.lang import ast
 from quantrules.lang.evaluate import Env, evaluate, free_names
 from quantrules.lang.parser import parse
-from quantrules.names import HOLE, Names, families, is_whole, row_keys, split_name
+from quantrules.names import HOLE, Names, families, row_keys, split_name
 from quantrules.ops.base import Context
 from quantrules.plan.model import Plan, Recipe, Units
-from quantrules.plan.reading import Read, axis_key, read, write
+from quantrules.plan.reading import Read, as_value, axis_key, integers, read, write
 from quantrules.plan.scope import BoundRule, Scope
 from quantrules.plan.typing import make_recipe
 from quantrules.plan.units import Gathered, Took, gather
@@ -60,7 +60,7 @@ class Binder:
     context: Context
     units: list[Units] = field(factory=list)
     diagnostics: list[Diagnostic] = field(factory=list)
-    counts: dict[int, int] = field(factory=dict)
+    counts: dict[int, int] = field(factory=dict)  # units of each rule that took anything
 
     def name_of(self, module: int) -> str:
         family = self.family_of(module)
@@ -86,12 +86,19 @@ def make_binder(scope: Scope, table) -> Binder:
 
 def bind_rules(binder: Binder) -> None:
     """Run renames and rules; fills `units` and `diagnostics`."""
-    _rename(binder)
+    try:
+        _rename(binder)
+    except QuantrulesError as error:
+        binder.diagnostics += error.diagnostics
+        return
     for rule in binder.scope.rules:
         try:
             took = _take(binder, rule)
+            if took:
+                binder.counts.setdefault(rule.index, 0)
             _make_units(binder, rule, took)
         except QuantrulesError as error:
+            binder.counts.setdefault(rule.index, 0)
             binder.diagnostics += error.diagnostics
     for rule in binder.scope.rules:
         try:
@@ -159,7 +166,10 @@ def _rename(binder: Binder) -> None:
             continue
         renamed: list[Family] = []
         for family in binder.families:
-            renamed += rename_family(binder, rename, family, env)
+            made = rename_family(binder, rename, family, env)
+            if made == [family]:
+                _check_companions(binder, rename, family, env)
+            renamed += made
         binder.families = renamed
     if binder.scope.renames:
         _check_distinct(binder)
@@ -194,6 +204,16 @@ def _regrouped(family: Family, texts: dict[int, str]) -> list[Family]:
             found.append(Family(Names(pairs[start][0], digits), family.first + start, family.modules))
             start = i
     return found
+
+
+def _check_companions(binder: Binder, rename: ast.Rename, family: Family, env: Env) -> None:
+    """A rename that fits a companion but neither its module nor the weight would part them."""
+    for role in family.modules.roles[1:]:
+        names = Names(family.names.template + family.modules.spelling.part(role).suffix, family.names.digits)
+        for r in read(rename.left, names, env):
+            message = f"the rename fits {names[int(r.index[0])]}, a companion of {family.names[int(r.index[0])]}, and not that module"
+            help = "rename the module by its path; `unpack | pack(SPELLING)` gives its tensors other suffixes"
+            binder.diagnostics.append(Diagnostic(RENAMED, message, rename.span, help=help, count=len(r.index)))
 
 
 def _check_distinct(binder: Binder) -> None:
@@ -281,7 +301,7 @@ def _holds(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.ndarr
         if key not in known:
             type = binder.types[kind]
             words = {"dtype": type.dtype if type.is_dense else "", "format": type.format.name, "shape": list(type.shape)}
-            values = {n: int(v) if is_whole(v) else v for n, v in zip(used, key[1:])}
+            values = {n: as_value(v) for n, v in zip(used, key[1:])}
             known[key] = bool(evaluate(rule.rule.when, binder.scope.env.extend({**words, **values})))
         result[i] = known[key]
     return result
@@ -319,25 +339,37 @@ def _known(binder: Binder, type: Type) -> int:
 def _make_units(binder: Binder, rule: BoundRule, took: list[Took]) -> None:
     for group in gather(rule, took, binder.name_of, binder.diagnostics):
         binder.counts[rule.index] = binder.counts.get(rule.index, 0) + len(group.modules)
-        kinds = binder.type_of[group.modules]
-        _, first, inverse = np.unique(row_keys(kinds), return_index=True, return_inverse=True)
+        kinds, asked = binder.type_of[group.modules], _asked(rule, group)
+        _, first, inverse = np.unique(row_keys(np.hstack([kinds, *asked.values()])), return_index=True, return_inverse=True)
         for s, example in enumerate(first):
             units = np.flatnonzero(inverse == s)
             try:
-                _type_units(binder, rule, group, units, [binder.types[k] for k in kinds[example]])
+                known = {name: int(column[example, 0]) for name, column in asked.items()}
+                _type_units(binder, rule, group, units, [binder.types[k] for k in kinds[example]], known)
             except PlanError as error:
                 example = binder.name_of(group.modules[units[0], 0])
                 note = f"for {example}" + (f" and {len(units) - 1} more" if len(units) > 1 else "")
                 binder.diagnostics += [evolve(d, notes=(*d.notes, note), count=len(units)) for d in error.diagnostics]
 
 
-def _type_units(binder: Binder, rule: BoundRule, group: Gathered, index: np.ndarray, types: list[Type]) -> None:
+def _asked(rule: BoundRule, group: Gathered) -> dict[str, np.ndarray]:
+    """Captures whose integers the rule's types speak of, as columns [units, 1]."""
+    types = [t for t in (rule.rule.type, *(s.type for s in rule.sources)) if t is not None]
+    names = {n for t in types for d in t.dims or () if not isinstance(d, ast.Rest) for n in free_names(d)} & set(group.named)
+    columns = {n: integers(group.named[n]) for n in sorted(names)}
+    if text := next((n for n, column in columns.items() if column is None), None):
+        raise PlanError(Diagnostic(AXES, f"a dimension of the type is computed from {text}, which read {group.named[text][0]!r}", types[0].span))
+    return {n: column[:, None] for n, column in columns.items()}
+
+
+def _type_units(binder: Binder, rule: BoundRule, group: Gathered, index: np.ndarray, types: list[Type], known: dict[str, int]) -> None:
+    """known: captures, in all these units."""
     if group.as_key:
         types = [as_bare(t, binder.context.dense) for t in types]
     took = Grid(group.axes, tuple(types))
     listed = _target_axes(rule)
-    context = evolve(binder.context, target_axes=(*listed, *_added_axes(rule, group)), lows=_lows(rule, binder.scope.env))
-    recipe = make_recipe(rule, took, context, binder.scope.env)
+    context = evolve(binder.context, target_axes=(*listed, *_added_axes(rule, group, binder.scope.env)), lows=_lows(rule, binder.scope.env))
+    recipe = make_recipe(rule, took, context, binder.scope.env.extend(known))
     modules = group.modules[index]
     sources = np.hstack([binder.rows[modules[:, i], : len(t.parts)] for i, t in enumerate(types)])
     group = evolve(group, modules=modules, stars=tuple(s.take(index) for s in group.stars), named={k: v.take(index) for k, v in group.named.items()})
@@ -392,22 +424,21 @@ def _target_axes(rule: BoundRule) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def _added_axes(rule: BoundRule, group: Gathered) -> tuple[Axis, ...]:
+def _added_axes(rule: BoundRule, group: Gathered, env: Env) -> tuple[Axis, ...]:
     """Captures of the target that the source does not read: axes that an op has to make."""
-    read_there = {*group.named, *(a.name for a in group.axes)}
-    names = [n.name for t in rule.targets for n in t.nodes if isinstance(n, ast.Capture) and n.name not in read_there]
-    return tuple(Axis(n, ()) for n in dict.fromkeys(names))
+    read_there = {*group.named, *(a.name for a in group.axes), *(n.name for t in rule.targets for n in t.nodes if isinstance(n, (ast.Members, ast.Star)))}
+    return tuple(Axis(n, ()) for n in sorted(rule.repeated - read_there - set(env.names)))
 
 
 def _lows(rule: BoundRule, env: Env) -> dict[str, int]:
-    """Lower bounds of captures that have a range."""
-    nodes = [n for s in rule.sources for n in s.pattern.nodes if isinstance(n, ast.Capture) and n.low is not None]
+    """Lower bounds of captures that have a range, in the sources or (for what an op makes) in the targets."""
+    patterns = (*rule.targets, *(s.pattern for s in rule.sources))
+    nodes = [n for p in patterns for n in p.nodes if isinstance(n, ast.Capture) and n.low is not None]
     return {n.name: evaluate(n.low, env) for n in nodes}
 
 
 def _targets(binder: Binder, rule: BoundRule, group: Gathered, recipe: Recipe, listed: tuple[Axis, ...]) -> tuple[Names, ...]:
     """Names of the targets, one column for each item that the recipe made."""
-    repeated = {n.name for t in rule.targets for n in t.nodes if isinstance(n, (ast.Capture, ast.Star)) and n.name}
     made = recipe.made
     written = {a.name for a in listed}
     for axis in made.axes:
@@ -415,13 +446,14 @@ def _targets(binder: Binder, rule: BoundRule, group: Gathered, recipe: Recipe, l
             target = next(a for a in listed if a.name == axis.name)
             if len(target.labels) != len(axis.labels):
                 raise _axes(rule, f"the unit has {len(axis.labels)} members and the target lists {len(target.labels)}")
-        elif axis.name not in repeated:
+        elif axis.name not in rule.repeated:
             what = f"axis {axis.name}" if axis.name and axis.name[0] != "#" else f"members {', '.join(map(str, axis.labels))}"
             op = f"stack({axis.name})" if axis.name and axis.name[0] != "#" else "cat"
             raise _axes(rule, f"the target does not repeat the {what}, and no op removes it", f"add `{op}`, or repeat it in the target")
     lost = written - {a.name for a in made.axes}
     if lost:
-        raise _axes(rule, "the target lists members, and the pipeline makes one value", "add `split`, or take the braces out of the target")
+        other = "take the braces out of the target" if rule.rule.targets else "write a target, or a `fuse` of these members"
+        raise _axes(rule, "the target lists members, and the pipeline makes one value", f"add `split`, or {other}")
     _check_repeated(rule, group)
     names = []
     for labels in made.labels():
@@ -451,12 +483,11 @@ def _check_repeated(rule: BoundRule, group: Gathered) -> None:
     stars = max(sum(isinstance(n, ast.Star) and not n.name for n in t.nodes) for t in rule.targets)
     if stars < len(group.stars):
         raise _axes(rule, f"the source has {len(group.stars)} `*` and the target repeats {stars}", "a target repeats every `*`; name it `{**x}` to gather it")
-    repeated = {n.name for t in rule.targets for n in t.nodes if getattr(n, "name", "")}
     unnamed = 0
     for node in rule.sources[0].pattern.nodes:
         if isinstance(node, ast.Alternation):
             unnamed += not node.name
-            if (node.name or f"|{unnamed}") not in repeated:
+            if (node.name or f"|{unnamed}") not in rule.repeated:
                 shown = f"{{{node.name}:…}}" if node.name else "that has no name"
                 raise _axes(rule, f"the target drops the alternation {shown}", "name and repeat it, or write a list `{a,b}` to gather its members")
 
@@ -471,9 +502,11 @@ def _check_count(binder: Binder, rule: BoundRule) -> None:
         if count not in wanted:
             raise PlanError(Diagnostic(EXPECTED, f"the rule makes {count} units and expects {' or '.join(map(str, wanted))}",
                                        rule.rule.expect[0].span or rule.rule.span, f"found {count}"))  # fmt: skip
-    if count == 0:
+    if rule.index not in binder.counts:
         if other := _other_kind(binder, rule):
             raise PlanError(other)
+        if rule.rule.expect:  # nothing, as it says
+            return
         binder.diagnostics.append(Diagnostic(NOTHING, "the rule matches nothing", rule.rule.sources[0].span or rule.rule.span, severity="note",
                                              help="say how many units you expect, as in `expect 61`, to make this an error"))  # fmt: skip
 

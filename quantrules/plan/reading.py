@@ -157,6 +157,11 @@ def _captured(pattern: ast.Pattern, rows: np.ndarray, texts: list[Names], choice
     return [Read(rows, tuple(stars), named, tuple(lefts), tuple(members))] if len(rows) else []
 
 
+def as_value(text: str) -> int | str:
+    """What a capture that read `text` is in an expression: its integer where it has one."""
+    return int(text) if is_whole(text) else text
+
+
 def constant(text: str, n: int) -> Names:
     return Names(text, np.zeros((n, 0), np.int64))
 
@@ -193,12 +198,13 @@ def write(pattern: ast.Pattern, stars: tuple[Names, ...], named: dict[str, Names
             parts.append(constant(str(labels[key]), n))
         elif isinstance(node, ast.IntForm):
             parts.append(_computed(node, named, labels, n, env))
-        elif node.name in labels:
-            parts.append(constant(str(labels[node.name]), n))
-        elif getattr(node, "name", "") in named:
-            parts.append(named[node.name])
+        elif node.name in labels or node.name in named:
+            text = constant(str(labels[node.name]), n) if node.name in labels else named[node.name]
+            if is_integer(node) and not _fits(node, text, env).all():
+                raise _unread(node, f"{text[int(np.argmin(_fits(node, text, env)))]} is outside this range")
+            parts.append(text)
         else:
-            raise _unread(node, f"no capture of the source is called {getattr(node, 'name', '?')}")
+            raise _unread(node, f"no capture of the source is called {node.name}")
     return join(parts, n)
 
 

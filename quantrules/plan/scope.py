@@ -5,6 +5,8 @@ What comes out is a list of bound rules in the order of the text, with patterns 
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +15,7 @@ from attrs import evolve, field, frozen
 
 from quantrules.diagnostics import Diagnostic, QuantrulesError, RuleError, define
 from quantrules.lang import ast
-from quantrules.lang.evaluate import Env, evaluate
+from quantrules.lang.evaluate import Env, evaluate, free_names
 from quantrules.lang.mistakes import nearest
 from quantrules.names import HOLE
 from quantrules.ops.base import REGISTRY, REQUIRED, Op, is_dtype
@@ -27,7 +29,9 @@ NO_CASE = define("QR105", "No def of this name holds")
 CYCLE = define("QR106", "A def uses itself")
 FUSE = define("QR107", "It cannot be told which fused module a rule makes")
 SHADOWS = define("QR108", "A capture has the name of a let or param")
+UNLIKE = define("QR113", "Patterns of one rule do not have the same wildcards")
 ADJACENT = define("QR112", "Two wildcards without text between them")
+MOST_STEPS = 1000
 NOT_YET = define("QR109", "A construct that this version does not bind")
 
 
@@ -62,6 +66,11 @@ class BoundRule:
     def matches(self) -> str:
         return self.steps[0].op.matches
 
+    @property
+    def repeated(self) -> set[str]:
+        """Names of captures and axes that the targets write, in integer expressions too."""
+        return {name for t in self.targets for name in names_read(t)}
+
     def __str__(self) -> str:
         return " ".join(self.rule.span.source.split())
 
@@ -86,7 +95,7 @@ def flatten(file: ast.File, config: Mapping, formats: Mapping, given: Mapping[st
     """Walk a file. All errors of all statements are collected in `Scope.errors`."""
     words = frozenset([*formats, *DTYPE_BITS])
     scope = Scope(Env({}, config, words), formats)
-    pending: list[tuple[ast.Rule, tuple[ast.Pattern, ast.Pattern] | None]] = []
+    pending: list[tuple[ast.Rule, tuple[ast.Pattern, ast.Pattern] | None]] = []  # a rule and its prefixes
     for statement, prefix in _walk(file.statements, None):
         with_errors(scope, _define, scope, statement, prefix, given, pending)
     declared = [s.name for s, _ in _walk(file.statements, None) if isinstance(s, ast.Param)]
@@ -140,7 +149,7 @@ def _define(scope: Scope, statement, prefix, given, pending) -> None:
         case ast.Fuse():
             scope.fuses.append(statement)
         case ast.Rename():
-            scope.renames.append(_prefixed_rename(statement, prefix))
+            scope.renames.append(_bind_rename(scope, statement, prefix))
         case ast.ConfigEdit():
             scope.edits.append(statement)
         case ast.Tie():
@@ -166,7 +175,7 @@ def _define_param(scope: Scope, statement: ast.Param, given: Mapping[str, Any]) 
     scope.params[statement.name] = choices[0] if wrong else value
     scope.env = scope.env.extend({statement.name: scope.params[statement.name]})
     if wrong:
-        allowed = " | ".join(map(repr, dict.fromkeys(choices)))
+        allowed = "true or false" if len(choices) == 1 and isinstance(choices[0], bool) else " | ".join(dict.fromkeys(map(json.dumps, choices)))
         raise RuleError(Diagnostic(PARAM, f"-D {statement.name}={value}: it is one of {allowed}", statement.span, "allowed here"))
 
 
@@ -222,14 +231,31 @@ def as_target(pattern: ast.Pattern) -> ast.Pattern:
     return evolve(pattern, nodes=tuple(nodes))
 
 
-def _prefixed_rename(statement: ast.Rename, prefix) -> ast.Rename:
-    if not prefix:
-        return statement
-    return evolve(statement, left=joined(prefix[0], statement.left), right=joined(prefix[1], statement.right))
+def _bind_rename(scope: Scope, statement: ast.Rename, prefix) -> ast.Rename:
+    sides = (statement.left, statement.right)
+    left, right = (_resolved(scope, joined(p, s) if prefix else s) for p, s in zip(prefix or sides, sides))
+    _check_apart(left)
+    listed = next((n for p in (left, right) for n in p.nodes if isinstance(n, ast.Members)), None)
+    if listed:
+        raise RuleError(Diagnostic(NO_OP, "a rename takes names one by one, and braces with `,` gather them", listed.span,
+                                   help="write an alternation, as in `rename {x:a=c|b=d}.* → {x}.*`"))  # fmt: skip
+    return evolve(statement, left=left, right=right)
+
+
+def _check_apart(pattern: ast.Pattern) -> None:
+    wild = (ast.Star, ast.Capture, ast.IntForm)
+    if any(isinstance(left, wild) and isinstance(right, wild) for left, right in zip(pattern.nodes, pattern.nodes[1:])):
+        raise RuleError(Diagnostic(ADJACENT, "where one wildcard ends and the next begins cannot be told", pattern.span,
+                                   help="write the text that stands between them"))  # fmt: skip
 
 
 def wildcards(pattern: ast.Pattern) -> set[str]:
     return {n.name for n in pattern.nodes if getattr(n, "name", "")}
+
+
+def names_read(pattern: ast.Pattern) -> set[str]:
+    """Names of the wildcards of a pattern, and those that its integer forms use."""
+    return wildcards(pattern).union(*(free_names(n.value) for n in pattern.nodes if isinstance(n, ast.IntForm)))
 
 
 # ------------------------------------------------------------------------------------------------------------- rules
@@ -241,18 +267,21 @@ def _bind_rule(scope: Scope, rule: ast.Rule, prefix) -> None:
         if source.pattern.file is not None or source.pattern.source:
             raise RuleError(Diagnostic(NOT_YET, "`@ FILE` and `source:` are not bound by this version", source.span))
         pattern = _resolved(scope, source.pattern)
-        for left, right in zip(pattern.nodes, pattern.nodes[1:]):
-            if isinstance(left, (ast.Star, ast.Capture)) and isinstance(right, (ast.Star, ast.Capture)):
-                raise RuleError(Diagnostic(ADJACENT, "where one wildcard ends and the next begins cannot be told", pattern.span,
-                                           help="write the text that stands between them"))  # fmt: skip
+        _check_apart(pattern)
         sources.append(Source(pattern, source.type))
+    _check_same_wildcards(scope, sources)
     targets = [_resolved(scope, t) for t in rule.targets]
-    steps = tuple(_steps(scope, rule.pipeline, scope.env, ()))
+    steps = tuple(itertools.islice(_steps(scope, rule.pipeline, scope.env, ()), MOST_STEPS + 1))
+    if len(steps) > MOST_STEPS:
+        raise RuleError(Diagnostic(CYCLE, f"the defs of this rule expand to more than {MOST_STEPS} steps", rule.span))
     if any(s.op.name == "cat" for s in steps) and not any(isinstance(n, ast.Members) for s in sources for n in s.pattern.nodes):
-        sources, targets = _widened(scope, rule, sources, targets)
+        sources = _widened(scope, rule, sources, targets)
     if not targets and steps[0].op.name != "drop":
-        targets = [as_target(sources[0].pattern)]
+        joins = [s.op.name for s in steps if s.op.name in ("cat", "split")][-1:] == ["cat"]
+        targets = [joins and _fused(scope, rule, sources[0].pattern) or as_target(sources[0].pattern)]
     if prefix:
+        prefix = tuple(_resolved(scope, p) for p in prefix)
+        _check_apart(prefix[0])
         sources = [evolve(s, pattern=joined(prefix[0], s.pattern)) for s in sources]
         targets = [joined(prefix[1], t) for t in targets]
     shadowed = {n for s in sources for n in wildcards(s.pattern)} & (set(scope.env.names) | set(scope.lists))
@@ -263,11 +292,25 @@ def _bind_rule(scope: Scope, rule: ast.Rule, prefix) -> None:
     scope.rules.append(BoundRule(len(scope.rules), rule, tuple(sources), steps, tuple(targets), excepts, rule.section))
 
 
+def _check_same_wildcards(scope: Scope, sources: list[Source]) -> None:
+    """Of `P, Q → …`: what tells units apart must stand in each pattern."""
+
+    def wild(pattern: ast.Pattern):
+        nodes = [n for n in pattern.nodes if not isinstance(n, ast.Lit)]
+        lists = [(n.name, tuple(m.text for m in n.items)) for n in nodes if isinstance(n, ast.Members)]
+        return names_read(pattern) - set(scope.env.names), [type(n) for n in nodes if isinstance(n, (ast.Star, ast.Alternation)) and not n.name], lists
+
+    for source in sources[1:]:
+        if wild(source.pattern) != wild(sources[0].pattern):
+            raise RuleError(Diagnostic(UNLIKE, "the patterns of one rule have the same captures, stars and lists", source.pattern.span,
+                                       "this one has others", related=((sources[0].pattern.span, "than this one"),)))  # fmt: skip
+
+
 def _widened(scope: Scope, rule: ast.Rule, sources: list[Source], targets: list[ast.Pattern]):
     """A rule with `cat` whose pattern ends in a member of a `fuse` stands for the whole group."""
     last = sources[0].pattern.nodes[-1] if len(sources) == 1 else None
     if not isinstance(last, ast.Lit):
-        return sources, targets
+        return sources
     head, dot, leaf = last.text.rpartition(".")
     ends = {f.name for f in scope.fuses if any(m.text == leaf for m in f.members)}
     if targets:
@@ -275,17 +318,23 @@ def _widened(scope: Scope, rule: ast.Rule, sources: list[Source], targets: list[
         made = tail.text.rpartition(".")[2] if isinstance(tail, ast.Lit) else ""
         ends &= {made}
     if not ends:
-        return sources, targets
+        return sources
     if len(ends) > 1:
         raise RuleError(Diagnostic(FUSE, f"`{leaf}` is a member of {' and of '.join(sorted(ends))}", rule.span,
                                    help="write the members in braces, or a target"))  # fmt: skip
     fuse = next(f for f in scope.fuses if f.name in ends and any(m.text == leaf for m in f.members))
     start = (*sources[0].pattern.nodes[:-1], *([ast.Lit(head + dot)] if dot else []))
-    pattern = evolve(sources[0].pattern, nodes=(*start, ast.Members("", fuse.members, span=last.span)))
-    if not targets:
-        target = evolve(pattern, nodes=_merged((*start, ast.Lit(fuse.name))))
-        targets = [target]
-    return [evolve(sources[0], pattern=pattern)], targets
+    return [evolve(sources[0], pattern=evolve(sources[0].pattern, nodes=(*start, ast.Members("", fuse.members, span=last.span))))]
+
+
+def _fused(scope: Scope, rule: ast.Rule, pattern: ast.Pattern) -> ast.Pattern | None:
+    """The target that `fuse` gives a pattern which ends in the members of a group, in their order."""
+    *start, last = pattern.nodes
+    listed = [m.text for m in last.items] if isinstance(last, ast.Members) else []
+    names = sorted({f.name for f in scope.fuses if [m.text for m in f.members] == listed})
+    if len(names) > 1:
+        raise RuleError(Diagnostic(FUSE, f"{', '.join(listed)} are the members of {' and of '.join(names)}", rule.span, help="write a target"))
+    return evolve(pattern, nodes=_merged((*start, ast.Lit(names[0])))) if names else None
 
 
 # ------------------------------------------------------------------------------------------------------------- steps

@@ -21,9 +21,11 @@ NOWHERE: Grid = Grid((Axis("", ()),), ())  # what `drop` makes
 def make_recipe(rule: BoundRule, took: Grid[Type], context: Context, env: Env) -> Recipe:
     """Type every step; raises PlanError with the step that refuses."""
     bound: dict[str, Any] = {}
-    for source in rule.sources:
-        for type in took.items if source.type is not None else ():
-            check_type(source.type, type, env, bound)
+    sizes = {a.name: len(a.labels) for a in took.axes if a.name}
+    each = len(took.items) // len(rule.sources)  # the patterns of `P, Q → …` are the first axis
+    for i, source in enumerate(rule.sources):
+        for type in took.items[i * each : (i + 1) * each] if source.type is not None else ():
+            check_type(source.type, type, env.extend(sizes), bound)
     grid, steps, needs = took, [], []
     origin = [frozenset([i]) for i in range(len(took.items))]
     for step in rule.steps:
@@ -40,8 +42,9 @@ def make_recipe(rule: BoundRule, took: Grid[Type], context: Context, env: Env) -
             origin = [_origin(typed, j, origin) for j in range(len(made.items))]
         grid = made
     _check_storable(rule, grid, context)
+    sizes |= {a.name: len(a.labels) for a in grid.axes if a.name}
     for type in grid.items if rule.rule.type is not None else ():
-        check_type(rule.rule.type, type, env, bound)
+        check_type(rule.rule.type, type, env.extend(sizes), bound)
     return Recipe(took, tuple(steps), grid, tuple(needs))
 
 

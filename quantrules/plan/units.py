@@ -37,7 +37,7 @@ class AxisPlan:
     name: str
     labels: tuple[str, ...] | None
     optional: frozenset[str] = frozenset()
-    by_source: bool = False  # the members are the patterns of `P, Q → …`
+    by_source: tuple[str, ...] = ()  # the patterns of `P, Q → …`, where they are the members
 
 
 @frozen(eq=False)
@@ -55,11 +55,10 @@ def source_axes(rule: BoundRule) -> tuple[AxisPlan, ...]:
     """Member lists, and captures that the target does not repeat. Nothing is gathered by `drop`."""
     if not rule.targets:
         return ()
-    repeated = {n.name for t in rule.targets for n in t.nodes if getattr(n, "name", "")}
-    repeated |= {name for t in rule.targets for n in t.nodes if isinstance(n, ast.IntForm) for name in free_names(n.value)}
+    repeated = rule.repeated
     axes: list[AxisPlan] = []
     if len(rule.sources) > 1:
-        axes.append(AxisPlan("", tuple(map(str, range(len(rule.sources)))), by_source=True))
+        axes.append(AxisPlan("", tuple(map(str, range(len(rule.sources)))), by_source=tuple(s.pattern.span.source for s in rule.sources)))
     unnamed = len(axes)
     for node in rule.sources[0].pattern.nodes:
         if isinstance(node, ast.Members):
@@ -172,4 +171,5 @@ def _present(axis: AxisPlan, labels: list, column: np.ndarray) -> Axis:
 
 
 def _show(axes, labels) -> str:
-    return ", ".join(f"{a.name}={label}" if a.name and not a.name.startswith("#") else str(label) for a, label in zip(axes, labels))
+    texts = (a.by_source[int(label)] if a.by_source else label for a, label in zip(axes, labels))
+    return ", ".join(f"{a.name}={text}" if a.name and not a.name.startswith("#") else str(text) for a, text in zip(axes, texts))

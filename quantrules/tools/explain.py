@@ -16,7 +16,7 @@ from quantrules.names import HOLE, KeyTable, Names
 from quantrules.plan import bind as binding
 from quantrules.plan.bind import Binder, Texts
 from quantrules.plan.model import Plan, Units
-from quantrules.plan.reading import read_name
+from quantrules.plan.reading import as_value, read_name
 from quantrules.plan.scope import BoundRule
 from quantrules.types import Grid, Type
 
@@ -269,7 +269,7 @@ def _types(grid: Grid[Type]) -> str:
 def _false(when: ast.Expression | None, read, type: Type, env) -> str:
     """What makes a condition false, or "" where it holds."""
     known = {"dtype": type.dtype if type.is_dense else "", "format": type.format.name, "shape": list(type.shape)}
-    known |= {n: int(v[0]) if v[0].isdigit() else v[0] for n, v in read.named.items()}
+    known |= {n: as_value(v[0]) for n, v in read.named.items()}
     try:
         if when is None or evaluate(when, env.extend(known)):
             return ""

@@ -37,8 +37,9 @@ def pairs(q: float, *shape: int, dtype=torch.uint8) -> torch.Tensor:
 
 def nvfp4(path: str, q: float, s: float, g: float, n: int = 1, k: int = 16, act: float | None = None) -> dict:
     """ModelOpt's spelling, w = q · s · g."""
-    act = {} if act is None else {f"{path}.input_scale": f32(act)}
-    return {f"{path}.weight": pairs(q, n, k // 2), f"{path}.weight_scale": f8(s, n, k // 16), f"{path}.weight_scale_2": f32(g), **act}
+    acts = {} if act is None else {f"{path}.input_scale": f32(act)}
+    codes, scale = {f"{path}.weight": pairs(q, n, k // 2)}, {f"{path}.weight_scale": f8(s, n, k // 16)}
+    return codes | scale | {f"{path}.weight_scale_2": f32(g)} | acts
 
 
 def nvfp4_ct(path: str, q: float, s: float, g: float, n: int = 1, k: int = 16) -> dict:
@@ -49,7 +50,8 @@ def nvfp4_ct(path: str, q: float, s: float, g: float, n: int = 1, k: int = 16) -
 
 def mxfp4(path: str, byte: int, scale: int, n: int = 1, k: int = 32) -> dict:
     """DeepSeek-V4's experts: I8 codes (every byte alike), E8M0 scales."""
-    return {f"{path}.weight": torch.full((n, k // 2), byte, dtype=torch.uint8).view(torch.int8), f"{path}.scale": e8m0(scale, n, -(-k // 32))}
+    codes = torch.full((n, k // 2), byte, dtype=torch.uint8).view(torch.int8)
+    return {f"{path}.weight": codes, f"{path}.scale": e8m0(scale, n, -(-k // 32))}
 
 
 def fp8(path: str, q: float, s: float, n: int = 128, k: int = 128) -> dict:
@@ -101,12 +103,12 @@ def file(tensors: dict, metadata: dict | None = None, width: int | None = None) 
     return len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values())
 
 
-def save(folder: Path, shards: dict[str, dict], config: dict | None = None, metadata: dict | None = None, index: bool | None = None) -> Path:
+def save(folder: Path, shards: dict[str, dict], config: dict | None = None, metadata: dict | None = None, index=False) -> Path:
     """A checkpoint of {file name: tensors}, with an index where it has several files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, tensors in shards.items():
         (folder / name).write_bytes(file(tensors, metadata))
-    if len(shards) > 1 if index is None else index:
+    if len(shards) > 1 or index:
         weight_map = {key: name for name, tensors in shards.items() for key in tensors}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(config or {}))
