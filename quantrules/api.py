@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -94,12 +95,12 @@ def parse(text: str, name: str = "<text>") -> Rules:
 def load(name: str | Path) -> Rules:
     """Rules from a path, or from the name of a shipped rule file."""
     path = Path(name)
-    if path.suffix != ".rules" and (not path.exists() or path.is_dir()):  # an output may lie there under the rules' name
+    if not os.path.exists(path) or path.is_dir():  # an output may lie there under the rules' name
         shipped = shipped_rules()
-        if str(name) not in shipped:
+        path = shipped.get(str(name).removesuffix(".rules"), path)
+        if path.suffix != ".rules":
             raise RuleError(Diagnostic(NO_RULES, f"{name} is neither a file nor a shipped rule file",
                                        help=nearest(str(name), shipped) + "; `quantrules rules` lists what is shipped"))  # fmt: skip
-        path = shipped[str(name)]
     file = lang.load(path, (path.parent, rules_directory()))
     return Rules(file, path.name, path.read_text(encoding="utf-8"))
 

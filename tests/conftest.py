@@ -102,7 +102,7 @@ def v4_headers(made):
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """The Python of the environment that tests/vllm/setup.sh makes; QUANTRULES_VLLM_VENV names it, else .venv-vllm."""
-    python = Path(os.environ.get("QUANTRULES_VLLM_VENV") or ROOT / ".venv-vllm") / "bin" / "python"
+    python = Path(os.environ.get("QUANTRULES_VLLM_VENV") or ROOT / ".venv-vllm").absolute() / "bin" / "python"
     if not python.exists():
         lacking("no vLLM environment: make vllm")
     return python

@@ -220,7 +220,8 @@ def _side_files(directory: Path, found: _Findings) -> tuple[SideFile, ...]:
             if not prefix and _is_ours(name):
                 continue
             path = Path(folder, name)
-            if name.endswith(_OTHER_WEIGHTS) or not is_inside(name) or not os.path.isfile(path):
+            readable = os.path.isfile(path) and os.access(path, os.R_OK)
+            if name.endswith(_OTHER_WEIGHTS) or not is_inside(name) or not readable:
                 left.append(prefix + name)
             else:
                 sides.append(SideFile(prefix + name, path))

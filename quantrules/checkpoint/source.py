@@ -64,6 +64,9 @@ class Source(Protocol):
     def real_files(self) -> tuple[Path, ...]:
         """Every file that may be read, links resolved: what an output must not touch."""
 
+    def recheck(self) -> None:
+        """Raises CheckpointError where a file is no longer what it was when its header was read."""
+
     def close(self) -> None: ...
 
 
@@ -98,6 +101,9 @@ class _Base:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def recheck(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -144,6 +150,10 @@ class FileSource(_Base):
 
     def real_files(self) -> tuple[Path, ...]:
         return tuple(Path(os.path.realpath(p)) for p in (*self.paths, *(s.path for s in self._sides)))
+
+    def recheck(self) -> None:
+        for file in range(len(self.paths)):
+            os.close(self._open(file))
 
     def close(self) -> None:
         self._descriptors.close()

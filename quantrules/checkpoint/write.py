@@ -333,12 +333,10 @@ def refuse_sources(path: Path, sources: Sequence[Source]) -> None:
     """Refuse an output directory that is a source, lies in one, or holds a file of one (also by other names of it)."""
     here = _identities(path)
     for source in sources:
-        if source.path is None:
-            continue
-        folder = source.path if source.path.is_dir() else None
+        folder = source.path if source.path and source.path.is_dir() else None
         if folder and _identity(folder) in here:
             raise _error(IS_SOURCE, f"the output {path} is, or lies in, the source {folder}", "give a directory outside it")
-        places = {p.parent for p in source.real_files()} | {folder or source.path.parent}
+        places = {p.parent for p in source.real_files()} | ({folder or source.path.parent} if source.path else set())
         mine = _identity(path)
         for place in sorted(places):
             if mine and mine in _identities(place):

@@ -70,7 +70,7 @@ SRC = Annotated[
     str, typer.Argument(metavar="SRC", callback=not_empty, help="A directory, a file, or org/model in the local Hub cache.")
 ]
 DEFINE = Annotated[list[str] | None, typer.Option("-D", metavar="NAME=VALUE", help="Set a param of the rules; may be repeated.")]
-ONLY = Annotated[str | None, typer.Option(metavar="PATTERN", help="Only the targets that a pattern takes.")]
+ONLY = Annotated[str | None, typer.Option(metavar="PATTERN", callback=not_empty, help="Only the targets that a pattern takes.")]
 SCALES = Annotated[
     str | None,
     typer.Option(

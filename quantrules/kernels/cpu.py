@@ -89,10 +89,10 @@ def decode(step: Step, x: tuple[Value | None, ...], state: Any, out: tuple[Value
             continue
         t, (outer, n, k) = source.type, rows_of(source.type.shape)
         rows, group, spec = outer * n, t.format.block[1], t.spelling.part("global")
-        factor = np.ones(1, np.float32)
-        if spec is not None:
-            factor = source.parts["global"].view(np.float32).reshape(outer, -1).repeat(t.spans or n, axis=1).reshape(-1)
         if rows and k:
+            factor = np.ones(1, np.float32)
+            if spec is not None:
+                factor = source.parts["global"].view(np.float32).reshape(outer, -1).repeat(t.spans or n, axis=1).reshape(-1)
             codes, made = source.parts["codes"].reshape(rows, k // 2), target.parts["codes"].view(np.uint16).reshape(rows, k)
             scales, worth = source.parts["scale"].reshape(rows, -1), table(codec_of(t.format, "scale", t.part("scale").dtype))
             decode_fp4_bf16(codes, scales, worth, factor, spec is not None and spec.inverse, made, group)

@@ -25,10 +25,11 @@ QR_NAME = code("QR020", "A name that nothing defines")
 QR_CONFIG = code("QR021", "A config key that is missing")
 QR_KIND = code("QR022", "A value of the wrong kind")
 QR_DIVIDE = code("QR023", "A division that leaves a rest")
-QR_SIZE = code("QR024", "A number beyond 64 bits")
+QR_SIZE = code("QR024", "A number beyond 64 bits, or a list beyond all use")
 QR_INDEX = code("QR025", "An index outside its list")
 
 LIMIT = 2**63
+MOST_ITEMS = 100_000  # of a list and the lists in it
 
 
 @frozen
@@ -83,7 +84,10 @@ def evaluate(expr: ast.Expression, env: Env) -> Any:
         case ast.Apply():
             return _apply(expr, env)
         case ast.ListOf(items=items):
-            return [evaluate(i, env) for i in items]
+            made = [evaluate(i, env) for i in items]
+            if _size(made, MOST_ITEMS) > MOST_ITEMS:
+                _refuse(QR_SIZE, f"the list holds more than {MOST_ITEMS:,} items", expr.span, "keep lists of lists small")
+            return made
         case ast.DictOf(items=items):
             return {key: evaluate(i, env) for key, i in items}
     raise TypeError(f"{type(expr).__name__} is no expression")
@@ -196,6 +200,16 @@ def _times(a: Any, b: Any, span: Span | None) -> Any:
 
 _ARITHMETIC = {"+": lambda a, b, _: a + b, "-": lambda a, b, _: a - b, "*": _times, "/": _divide, "%": _remainder}
 _ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def _size(value: Any, most: int) -> int:
+    """Items of a list and of the lists in it; it stops counting beyond `most`, since a `let` may double a list at every step."""
+    total = 0
+    for item in value:
+        total += 1 + (_size(item, most - total) if isinstance(item, list | tuple) else 0)
+        if total > most:
+            break
+    return total
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -150,6 +150,8 @@ def fill(target: Value, numbers, rule: str, floor: float) -> None:
     """Write block scales and codes of finite f32 numbers [outer, rows, columns]; the global scale is there already."""
     import torch
 
+    if not numbers.numel():
+        return
     t, shared = target.type, target.type.part("global")
     top, dtype = LARGEST[t.format.element.codec], t.part("scale").dtype
     codec, amax = codec_of(t.format, "scale", dtype), block_amax(numbers, t.format.block)

@@ -96,7 +96,7 @@ def _pieces(step: Step, item: int) -> tuple[Type, Sequence[Type], int, int]:
 
 def _axis(grid: Grid[Type], sizes, context: Context) -> Axis:
     """The axis that a split adds: the first of the target's that the unit does not have yet and that fits the sizes."""
-    taken = [a.name for a in grid.axes if a.name]
+    taken = [a.name for a in grid.axes]
     missing = [a for a in context.target_axes if a.labels and a not in grid.axes and a.name not in taken]
     lists = [a for a in missing if all(isinstance(label, str) for label in a.labels)] or missing
     if isinstance(sizes, dict):
@@ -118,6 +118,8 @@ def _sizes(type: Type, dim: int, axis: Axis, sizes) -> tuple[Dim, ...]:
     sizes = tuple(sizes[label] for label in axis.labels) if isinstance(sizes, dict) else tuple(sizes)
     if len(sizes) != n:
         raise Refused(WRONG_SIZES, f"{len(sizes)} sizes for the {n} members {', '.join(map(str, axis.labels))}", argument="sizes")
+    if wrong := [s for s in sizes if not isinstance(s, Dim) or isinstance(s, bool) or isinstance(s, int) and s < 0]:
+        raise Refused(WRONG_SIZES, f"a size is a whole number that is not negative, and not {wrong[0]!r}", argument="sizes")
     if sum(sizes[1:], sizes[0]) != whole:
         reason = f"{' + '.join(map(str, sizes))} is {sum(sizes[1:], sizes[0])}; {noun} is {whole}"
         raise Refused(WRONG_SIZES, reason, argument="sizes")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice, pairwise
+
 from attrs import evolve
 
 from quantrules.diagnostics import define
@@ -29,7 +31,8 @@ along another dimension."""
         axis = x.axes[at]
         low = context.lows.get(axis.name, 0)
         if all(isinstance(label, int) for label in axis.labels):
-            missing = sorted(set(range(low, max(axis.labels, default=low) + 1)) - set(axis.labels))
+            runs = pairwise((low - 1, *sorted(axis.labels)))
+            missing = list(islice((n for a, b in runs for n in range(a + 1, b)), 6))  # of names from strangers: no set of them all
             if missing or any(label < low for label in axis.labels):
                 lost = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
                 reason = f"{axis.name} has {len(axis.labels)} members up to {max(axis.labels)}; missing: {lost or 'none'}"

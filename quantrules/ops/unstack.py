@@ -9,6 +9,8 @@ from quantrules.ops.blocks import raw
 from quantrules.ops.lift import WRONG_AXIS, WRONG_DIMENSION, WRONG_SIZES, pick_dim, scatter
 from quantrules.types import Axis, Grid, Type, flat_rows
 
+MOST = 1_000_000  # members of an axis; an empty tensor may have a dimension of any size
+
 
 @register
 class Unstack(Op):
@@ -75,6 +77,8 @@ def _axis(grid: Grid[Type], args, context: Context) -> Axis:
     if sizes or not isinstance(size, int):
         found = " and ".join(map(str, (size, *sizes)))
         raise Refused(WRONG_SIZES, f"the dimension is {found}; members are known only where it is one number")
+    if not 0 < size <= MOST:
+        raise Refused(WRONG_SIZES, f"the dimension is {size:,}, which makes {'too many' if size else 'no'} members")
     low = context.lows.get(name, 0)
     if not axis.labels:
         return Axis(name, tuple(range(low, low + size)))

@@ -6,6 +6,7 @@ keys cost. All diagnostics of a plan come together.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from quantrules.lang.parser import parse
 from quantrules.names import HOLE, Names, families, row_keys, split_name
 from quantrules.ops.base import Context
 from quantrules.plan.model import Plan, Recipe, Units
-from quantrules.plan.reading import Read, as_value, axis_key, integers, read, write
+from quantrules.plan.reading import METADATA, UNFIT, Read, as_value, axis_key, integers, read, write
 from quantrules.plan.scope import BoundRule, Scope
 from quantrules.plan.typing import make_recipe
 from quantrules.plan.units import Gathered, Took, gather
@@ -67,7 +68,7 @@ class Binder:
         return family.names[int(module) - family.first]
 
     def family_of(self, module: int) -> Family:
-        return next(f for f in reversed(self.families) if f.first <= module)
+        return self.families[bisect_right(self.families, module, key=lambda f: f.first) - 1]
 
 
 def make_binder(scope: Scope, table) -> Binder:
@@ -468,7 +469,7 @@ def _targets(binder: Binder, rule: BoundRule, group: Gathered, recipe: Recipe, l
     for name, type in zip(names, made.items):
         suffixes = {p.suffix for p in type.spelling.parts if p.suffix}
         ends = next((s for s in suffixes if name.template.endswith(s)), "")
-        if ends:
+        if ends and (rule.rule.targets or group.as_key):  # a module that keeps its path may be called so
             raise PlanError(Diagnostic(SUFFIX, f"the target {name[0]} ends in `{ends}`, which {type.format.name} adds by itself", rule.rule.targets[0].span
                                        if rule.rule.targets else rule.rule.span, help=f"write the target without `{ends}`"))  # fmt: skip
     return tuple(names)
@@ -589,6 +590,8 @@ def _check_targets(binder: Binder) -> None:
                 for whole in canonical(names, type.spelling.part(part.role).suffix):
                     seen.setdefault(whole.template, []).append((whole.digits, units))
     for template, writers in seen.items():
+        if template == METADATA:
+            binder.diagnostics.append(Diagnostic(UNFIT, f"a file keeps {METADATA} for itself", writers[0][1].rule.span, help="call the target something else"))
         digits = np.vstack([d for d, _ in writers])
         _, first, counts = np.unique(row_keys(digits), return_index=True, return_counts=True)
         if (counts > 1).any():

@@ -14,6 +14,10 @@ from quantrules.names import HOLE, Names, fill, is_integer, is_whole, match, num
 
 LINEAR = define("QR110", "An integer form is not linear in one capture")
 UNREPEATED = define("QR111", "A target repeats what the source did not read")
+UNFIT = define("QR114", "A name that no file can hold")
+
+LONGEST = 1 << 16  # characters of a name
+METADATA = "__metadata__"  # the one name that a header keeps for itself
 
 
 @frozen(eq=False)
@@ -205,6 +209,9 @@ def write(pattern: ast.Pattern, stars: tuple[Names, ...], named: dict[str, Names
             parts.append(text)
         else:
             raise _unread(node, f"no capture of the source is called {node.name}")
+    length = sum(len(p.template) for p in parts)
+    if length > LONGEST:
+        raise RuleError(Diagnostic(UNFIT, f"this makes a name of {length:,} characters; at most {LONGEST:,} are written", pattern.span))
     return join(parts, n)
 
 

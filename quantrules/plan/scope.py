@@ -270,10 +270,15 @@ def _bind_rule(scope: Scope, rule: ast.Rule, prefix) -> None:
         _check_apart(pattern)
         sources.append(Source(pattern, source.type))
     _check_same_wildcards(scope, sources)
+    filled = next((m for s in sources for n in s.pattern.nodes if isinstance(n, ast.Members) for m in n.items if m.fill), None)
+    if filled:
+        raise RuleError(Diagnostic(NOT_YET, "`?=zeros` is not bound by this version", filled.span, help="`?` lets the unit go without the member"))
     targets = [_resolved(scope, t) for t in rule.targets]
     steps = tuple(itertools.islice(_steps(scope, rule.pipeline, scope.env, ()), MOST_STEPS + 1))
     if len(steps) > MOST_STEPS:
         raise RuleError(Diagnostic(CYCLE, f"the defs of this rule expand to more than {MOST_STEPS} steps", rule.span))
+    if steps[-1].op.name == "drop" and (targets or len(steps) > 1):
+        raise RuleError(Diagnostic(ARGUMENT, "`drop` stands alone and has no target", rule.span, help="write `PATTERN → drop`"))
     if any(s.op.name == "cat" for s in steps) and not any(isinstance(n, ast.Members) for s in sources for n in s.pattern.nodes):
         sources = _widened(scope, rule, sources, targets)
     if not targets and steps[0].op.name != "drop":

@@ -26,7 +26,7 @@ def make_recipe(rule: BoundRule, took: Grid[Type], context: Context, env: Env) -
     for i, source in enumerate(rule.sources):
         for type in took.items[i * each : (i + 1) * each] if source.type is not None else ():
             check_type(source.type, type, env.extend(sizes), bound)
-    grid, steps, needs = took, [], []
+    grid, steps, needs, remade = took, [], [], False
     origin = [frozenset([i]) for i in range(len(took.items))]
     for step in rule.steps:
         if step.op.name == "drop":
@@ -38,7 +38,9 @@ def make_recipe(rule: BoundRule, took: Grid[Type], context: Context, env: Env) -
         typed = Step(step.op, step.args, grid, made, step.span)
         if made != grid or not step.op.identity(typed):
             steps.append(typed)
-            needs += [evolve(n, items=tuple(sorted(set().union(*(origin[i] for i in n.items)))), span=step.span) for n in step.op.needs(typed)]
+            if not remade:  # later scales are not those of the source
+                needs += [evolve(n, items=tuple(sorted(set().union(*(origin[i] for i in n.items)))), span=step.span) for n in step.op.needs(typed)]
+            remade |= step.op.surveys or all(t.is_dense for t in grid.items) != all(t.is_dense for t in made.items)
             origin = [_origin(typed, j, origin) for j in range(len(made.items))]
         grid = made
     _check_storable(rule, grid, context)

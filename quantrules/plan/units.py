@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import frozen
 
-from quantrules.diagnostics import Diagnostic, define
+from quantrules.diagnostics import Diagnostic, PlanError, define
 from quantrules.lang import ast
 from quantrules.lang.evaluate import free_names
 from quantrules.names import Names, row_keys
@@ -18,6 +18,7 @@ from quantrules.types import Axis
 
 MISSING = define("QR120", "A unit lacks a member")
 DOUBLED = define("QR121", "A unit has a member twice")
+MIXED = define("QR122", "A capture gathers numbers and other texts, which have no order")
 
 
 @frozen(eq=False)
@@ -84,7 +85,7 @@ def gather(rule: BoundRule, took: list[Took], name_of, errors: list[Diagnostic])
         texts = [list(t.read.stars) + [t.read.named[k] for k, _ in named_templates] for t in members]
         digits = np.vstack([np.hstack([x.digits for x in row]) if row else np.zeros((len(t.modules), 0), np.int64) for row, t in zip(texts, members)])
         modules = np.concatenate([t.modules for t in members])
-        coords, labels = _coordinates(axes, members)
+        coords, labels = _coordinates(rule, axes, members)
         order = np.argsort(row_keys(np.hstack([digits, coords])), kind="stable")
         digits, modules, coords = digits[order], modules[order], coords[order]
         for index, present in _complete(rule, axes, labels, digits, coords, modules, name_of, errors):
@@ -98,7 +99,7 @@ def gather(rule: BoundRule, took: list[Took], name_of, errors: list[Diagnostic])
             yield Gathered(as_key, present, modules[index], stars, named)
 
 
-def _coordinates(axes: tuple[AxisPlan, ...], members: list[Took]) -> tuple[np.ndarray, list[list]]:
+def _coordinates(rule: BoundRule, axes: tuple[AxisPlan, ...], members: list[Took]) -> tuple[np.ndarray, list[list]]:
     """Each module's place on each axis as an integer, and the label that an integer stands for (for listed or text axes)."""
     columns, labels = [], []
     for axis in axes:
@@ -115,6 +116,10 @@ def _coordinates(axes: tuple[AxisPlan, ...], members: list[Took]) -> tuple[np.nd
         else:
             texts = [list(t.read.named[axis.name]) for t in members]
             known = sorted({x for column in texts for x in column})
+            if words := [x for x in known if any(y.isdigit() for y in known) and not x.isdigit()]:
+                message = f"{{{axis.name}}} reads numbers, and also {', '.join(words[:3])}{', …' if len(words) > 3 else ''}"
+                help = f"`{{{axis.name}:0..}}` reads numbers only; the others need a rule of their own"
+                raise PlanError(Diagnostic(MIXED, message, rule.rule.sources[0].span or rule.rule.span, help=help))
             columns.append(np.array([known.index(x) for column in texts for x in column]))
             labels.append(known)
     rows = sum(len(t.modules) for t in members)

@@ -5,6 +5,7 @@ The main thread starts tasks in plan order and counts what each shard still lack
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from quantrules.run.manifest import manifest
 from quantrules.run.preflight import preflight
 from quantrules.run.tasks import Task, Work, targets_of, tasks, works_of
 
+LOG = logging.getLogger("quantrules")
 Progress = Callable[[int, int, str], None]
 
 
@@ -51,6 +53,7 @@ def execute(plan: Plan, source: Source, out: str | os.PathLike, *, memory: int =
     works = works_of(plan, source, memory, jobs, backend)
     placing = place(*targets_of(works), shard_size, plan.metadata)
     total = sum(w.weight for w in works)
+    LOG.info("%d units, %d bytes to write in %d files; checking values", sum(map(len, works)), placing.nbytes.sum(), len(placing.files))
     progress(0, total, "check")
     found = preflight(plan, source, allow_nonfinite=allow_nonfinite, jobs=jobs)
     if errors := [d for d in found if d.severity == "error"]:
@@ -63,7 +66,9 @@ def execute(plan: Plan, source: Source, out: str | os.PathLike, *, memory: int =
     with Output(out, placing, sides=sides, configs=configs, sources=[source], overwrite=overwrite) as output:
         with _threads_of_torch(jobs, any(w.program.references for w in works)):
             _run(works, placing, output, memory, jobs, lambda done: progress(done, total, "write"))
+        source.recheck()  # a file that is written to while it is open would go unnoticed
         output.finish(manifest(plan))
+    LOG.info("%s is complete", out)
     return result
 
 
@@ -94,6 +99,7 @@ def _run(works: list[Work], placing: Placing, output: Output, memory: int, jobs:
             shards, counts = np.unique(placing.shard[np.asarray(task.rows, np.int64)], return_counts=True)
             lacking[shards] -= counts
             for shard in shards[lacking[shards] == 0].tolist():
+                LOG.debug("%s has all its tensors", placing.files[shard])
                 start(Task(lambda shard=shard: output.finish_shard(shard)))
             if task.weight:
                 progress(done)

@@ -118,6 +118,8 @@ class _Check:
     def first(self, item: int, role: str, bad: Callable[[np.ndarray], np.ndarray]) -> Iterable[tuple[int, int]]:
         """(row, index of the first bad element) of each unit's part that has one. `bad`: bytes [n] -> mask [elements]."""
         rows, part = self.rows(item, role), self.part(item, role)
+        if not part.nbytes:
+            return ()
         if self.is_small(item, role):
             mask = bad(self.scalars.take(rows, part.nbytes).reshape(-1)).reshape(len(rows), -1)
             hits = np.flatnonzero(mask.any(axis=1))

@@ -505,3 +505,38 @@ def test_headers_of_285_thousand_tensors_are_read_quickly_and_in_little_memory(v
 def test_an_index_that_lists_nothing_is_a_checkpoint_without_tensors(tmp_path):
     with open_source(checkpoint(tmp_path, {}, {})) as source:
         assert (len(source.table), source.table.families, source.table.files) == (0, (), ())
+
+
+# ------------------------------------------------------------------------------------------ names and configs of strangers
+
+
+@pytest.mark.parametrize("name", [b"bad\xff.txt", b"d\xff/x.txt", b"a\nb.txt", b"a:b", b"a\\b"])
+def test_a_side_file_whose_name_cannot_be_listed_is_left_and_named(tmp_path, name):
+    checkpoint(tmp_path, {"m.safetensors": of(w=b"1"), "tokenizer.json": b"{}"})
+    path = os.path.join(os.fsencode(tmp_path), name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb"):
+        pass
+    source = open_source(tmp_path)
+    assert [s.name for s in source.side_files()] == ["tokenizer.json"]
+    assert [w.code for w in source.warnings] == ["QR332"]
+
+
+@pytest.mark.parametrize("name", ["quantrules_manifest.json", "model-00001-of-00001.safetensors", "quantize_config.json.safetensors"])
+def test_a_folder_with_the_name_of_an_output_file_is_left_and_named(tmp_path, name):
+    checkpoint(tmp_path, {"m.safetensors": of(w=b"1"), "model.safetensors.index.json": json.dumps({"weight_map": {"w": "m.safetensors"}}).encode()})
+    checkpoint(tmp_path / name, {"inner.txt": b"x"})
+    source = open_source(tmp_path)
+    assert source.side_files() == () and f"{name}/" in next(w.message for w in source.warnings if w.code == "QR332")
+
+
+@pytest.mark.parametrize("text, said", [
+    ('{"a":' * 65 + "{}" + "}" * 65, "nested more than 64 deep"),
+    ('{"a":' * 500 + "[]" + "}" * 500, "nested more than 64 deep"),
+    ('{"a": [' + "{}," * 1_000_001 + "{}]}", "more than 2,000,000 values"),
+])  # fmt: skip
+def test_a_config_that_would_not_survive_being_written_again_is_refused(tmp_path, text, said):
+    checkpoint(tmp_path, {"m.safetensors": of(w=b"1"), "config.json": text.encode()})
+    with pytest.raises(CheckpointError, match="QR329") as caught:
+        open_source(tmp_path)
+    assert said in str(caught.value)

@@ -429,3 +429,54 @@ def test_overwrite_removes_what_is_half_done_too(tmp_path):
     checkpoint(tmp_path, {name: b"" for name in left})
     run(tmp_path, overwrite=True)
     assert sorted(tree(tmp_path)) == FINAL
+
+
+# ------------------------------------------------------------------------------------------------------------ scarce things
+
+
+def test_a_lock_that_cannot_be_written_is_not_left(tmp_path, monkeypatch):
+    """A file system that stops within the list of names: what a later run would read there is no list."""
+
+    def half(fd, offset, data):
+        os.pwrite(fd, data[:5], offset)
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr("quantrules.checkpoint.write.write_at", half)
+    for made in (False, True):
+        if made:
+            (tmp_path / "out").mkdir()
+        assert "File too large" in refused(tmp_path / "out", "QR346")
+        assert (tmp_path / "out").exists() == made and (not made or os.listdir(tmp_path / "out") == [])
+
+
+def test_few_open_files_are_enough_for_many_shards(tmp_path):
+    script = textwrap.dedent("""
+        import resource, sys
+        resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+        from quantrules.checkpoint import Output, place
+        placing = place([(f"t{i}", "u8", (1,)) for i in range(100)], range(100), 1)
+        with Output(sys.argv[1], placing) as out:
+            for i in range(100):
+                out.write_at(i, int(placing.offset[i]), b"x")
+            for i in range(100):
+                out.finish_shard(i)
+            out.finish()
+    """)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], check=True)
+    assert len(os.listdir(tmp_path / "out")) == 102
+
+
+def test_what_was_made_is_removed_with_no_descriptor_to_spare(tmp_path):
+    script = textwrap.dedent("""
+        import os, sys
+        from quantrules.checkpoint import Output, place
+        held = []
+        with Output(sys.argv[1], place([("t", "u8", (1,))], [0], 1)) as out:
+            try:
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                pass
+    """)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], check=True)
+    assert not (tmp_path / "out").exists()

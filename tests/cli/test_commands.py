@@ -77,7 +77,7 @@ def test_activation_scales_reach_the_plan(run, dense, tmp_path):
 
 @pytest.mark.parametrize("options", [
     ("-D", "attention"), ("-D", "=1"), ("-D", "a=1", "-D", "a=2"), ("-D", "only=x"),
-    ("--memory", "3QB"), ("--memory", "0"), ("--shard-size", "-1"),
+    ("--memory", "3QB"), ("--memory", "0"), ("--memory", "9" * 400), ("--only", ""), ("--shard-size", "-1"),
     ("--device", "cuda:0"), ("--jobs", "0"), ("--jobs", "many"), ("--nonsense",),
 ])  # fmt: skip
 def test_what_is_no_usage_exits_with_2(run, quantised, tmp_path, options):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 
@@ -116,3 +118,32 @@ def test_colours_on_a_terminal_unless_the_user_wants_none():
 def test_a_terminal_shows_progress(quantised, tmp_path):
     assert "write" in terminal("apply", "nvfp4_to_bf16", quantised, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed_are_no_error(quantised, tmp_path, closed):
+    command = shlex.join([sys.executable, "-m", "quantrules", "apply", "nvfp4_to_bf16", str(quantised), str(tmp_path / "out")])
+    assert subprocess.run(["sh", "-c", f"{command} {closed}"], cwd=ROOT).returncode == 0
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["help"], ["--version"], ["ops"]])
+def test_an_output_that_is_full_is_a_message(arguments):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-m", "quantrules", *arguments], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert "No space left" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_leaves_nothing(quantised, tmp_path, number):
+    script = (
+        "import sys, time; from quantrules.checkpoint import Output; from quantrules.cli import main\n"
+        "Output.finish = lambda *_: (print('there', flush=True), time.sleep(60))\n"
+        "sys.argv = ['quantrules', 'apply', 'nvfp4_to_bf16', *sys.argv[1:]]; main()\n"
+    )
+    command = [sys.executable, "-c", script, str(quantised), str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "there\n" and (tmp_path / "out").exists()
+        run.send_signal(number)
+        assert run.stderr.read() == "" and run.wait() == 128 + number
+    assert not (tmp_path / "out").exists()

@@ -220,6 +220,26 @@ def test_every_dtype_is_copied_with_its_header(tmp_path, rules):
     assert applied(rules("* → keep\n"), source, tmp_path / "out") == tensors
 
 
+MANY = 10**12
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("shape", [(0, 32), (4, 0), (MANY, 0), (0, MANY), (0, 4, 32), (3, MANY, 0), (0, 0)])
+def test_a_tensor_without_elements_costs_nothing(tmp_path, shape):
+    """B148: it is legal, has no bytes, and a dimension of any size; what is made of it is empty too, and its scalars stay."""
+    *lead, n, k = shape
+    blocks = {"a.q_proj.weight": ("F8_E4M3", shape, b""), "a.q_proj.weight_scale_inv": ("F32", (*lead, -(-n // 128), -(-k // 128)), b"")}
+    codes = {"b.q_proj.weight": ("U8", (n, k // 2), b""), "b.q_proj.weight_scale": ("F8_E4M3", (n, k // 16), b"")}
+    codes = {} if lead else codes | {"b.q_proj.weight_scale_2": full("F32", b"\0\0\x80\x3f")}
+    dense = {"a.q_proj.weight": ("BF16", shape, b"")}
+    for rules, tensors in (("fp8_block_to_bf16", blocks), ("nvfp4_to_bf16", codes), ("bf16_to_nvfp4", dense), ("bf16_to_fp8_block", dense)):
+        source, out = save(tmp_path / f"{rules}-source", {"model.safetensors": tensors}), tmp_path / rules
+        made = applied(rules, source, out)
+        assert all(data == b"" for name, (_, _, data) in made.items() if "scale_2" not in name)
+        if rules.endswith("bf16") and tensors:
+            assert [(dtype, s) for dtype, s, _ in made.values()] == [("BF16", shape)]
+
+
 def test_pickles_are_not_read(tmp_path, rules):
     """B101: nor where an index names them; a file that would run code is not even opened."""
     trap = b"cos\nsystem\n(S'touch " + str(tmp_path / "pwned").encode() + b"'\ntR."

@@ -73,6 +73,19 @@ def test_what_cannot_be_shared_exactly_is_refused_or_rounded_as_asked():
     assert decoded(out)["a.qk.weight"][:, 0].tolist() == [0.5625, 0.421875], "with code 6 instead of 1 the number is the same"
 
 
+@pytest.mark.parametrize("how", ["align", "align(exact)"])
+@pytest.mark.parametrize("given", ["dense", "fp8"])
+def test_members_may_be_quantised_and_then_share_a_global_scale(how, given):
+    """B007, B008: 1 and 2 in one matrix: g is 2 / 2688, and the scales are 448 / 2 and 448. What is checked ahead are the
+    scales of the source, which has none of these."""
+    worth = {"a.q": 1.0, "a.k": 2.0}
+    tensors = {k: v for path, w in worth.items() for k, v in (fp8(path, 1, w, 2, 16) if given == "fp8" else {path: f32(w, 2, 16)}).items()}
+    out = made(f"a.{{q,k}} → unpack | requant(nvfp4) | {how} | cat → a.qk", tensors)
+    codes, scale, shared = out.values()
+    assert shared.item() == np.float32(2 / 2688) and scale.float().flatten().tolist() == [224, 224, 448, 448]
+    assert codes.unique().tolist() == [0x77]
+
+
 def test_a_spelling_that_is_there_already_is_not_turned_again():
     """B077: ModelOpt's 4 is compressed-tensors' 0.25, and stays 0.25 when the rule runs on its own output."""
     rules = load("nvfp4_modelopt_to_compressed_tensors")
@@ -287,6 +300,19 @@ def test_experts_stand_in_numeric_order_and_the_first_is_0():
     assert out["x.w1.scale"].view(torch.uint8).flatten().tolist() == list(range(120, 131))
     back = made("x.w1 → unpack | unstack(E) → x.{E}.w1", out)
     assert {k: as_bytes(v) for k, v in back.items()} == {k: as_bytes(v) for k, v in tensors.items()}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("rules, tensors, said", [
+    ("x.{E}.w → stack(E) → y", {"x.0.w": f32(1, 1), "x.999999999999.w": f32(1, 1)}, "missing: 1, 2, 3, 4, 5, …"),
+    ("x → unstack(E) → {E}.x", {"x": Raw("bf16", (10**12, 0), b"")}, "too many members"),
+    ("x → unstack(E) → {E}.x", {"x": Raw("bf16", (0, 4), b"")}, "no members"),
+    ("x.{a,b} → split → y.{c,d}", {"x.a": f32(1, 2), "x.b": f32(1, 2)}, "no braces that this split could make"),
+])  # fmt: skip
+def test_numbers_of_strangers_are_not_counted_to(rules, tensors, said):
+    """B085: a number in a name or a shape may be anything; what has no place is refused before it is made."""
+    (error,) = planned(rules, tensors).errors
+    assert said in error.message
 
 
 def test_columns_of_f4_are_parted_at_whole_bytes():

@@ -219,3 +219,16 @@ def test_symbolic_dimensions():
     t = f.packed(f.NVFP4, 2 * h, 32 * h)
     assert str(f.step("dequant", Grid.one(t)).made.items[0]) == "bf16[2*hidden, 32*hidden]"
     assert str(t.part("scale")) == "f8_e4m3[2*hidden, 2*hidden]"
+
+
+def test_one_global_scale_of_either_rank():
+    """[] and [1] are alike on disk, whatever the spelling writes itself; so members that differ in this join."""
+    from quantrules import parse
+    from quantrules.checkpoint import StateDictSource
+    from quantrules.testing import run
+
+    part = {"weight": torch.full((2, 8), 0x22, dtype=torch.uint8), "weight_scale": torch.ones(2, 1).to(torch.float8_e4m3fn)}
+    tensors = {f"{m}.{k}": v for m in "ab" for k, v in part.items()}
+    tensors |= {"a.weight_scale_2": torch.tensor(0.5), "b.weight_scale_2": torch.tensor([2.0])}
+    made = run(parse("{a,b} → unpack | cat | dequant → x").bind(StateDictSource(tensors)))
+    assert made["x.weight"].float().unique(dim=1).flatten().tolist() == [0.5, 0.5, 2.0, 2.0]

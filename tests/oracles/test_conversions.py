@@ -108,3 +108,16 @@ def test_every_output_is_read_by_safetensors(smollm2, tmp_path):
     for shard in (tmp_path / "out").glob("*.safetensors"):
         with safe_open(shard, "pt") as file:
             assert file.metadata()["format"] == "pt" and file.keys()
+
+
+def test_the_model_still_answers(smollm2_nvfp4, tmp_path):
+    """What compressed-tensors quantised and we decoded is a model that transformers loads and that knows its capitals."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    convert("nvfp4_to_bf16", smollm2_nvfp4("modelopt"), tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    said = tokenizer.decode(model.generate(**ids, max_new_tokens=24, do_sample=False)[0, ids["input_ids"].shape[1] :])
+    assert "Paris" in said, said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -48,6 +49,20 @@ def test_a_safetensors_file_says_the_same(tmp_path):
     save_file({"a.q_proj.input_scale": torch.tensor(0.25), "a.k_proj.input_scale": torch.tensor([0.5])}, tmp_path / "scales.safetensors")
     plan = qr.parse(RULES.format("modelopt"), "t.rules").bind(source(), input_scales=tmp_path / "scales.safetensors")
     assert float(run(plan, plan.source)["a.k_proj.input_scale"]) == 0.5
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda p: os.symlink("/dev/zero", p)])
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path, make):
+    make(tmp_path / "scales.json")
+    with pytest.raises(qr.QuantrulesError, match="QR301"):
+        qr.parse(RULES.format("modelopt"), "t.rules").bind(source(), input_scales=tmp_path / "scales.json")
+
+
+def test_the_file_of_scales_is_not_overwritten(tmp_path):
+    plan = bound(tmp_path, {"a.q_proj": 0.25, "a.k_proj": 0.5})
+    with pytest.raises(qr.RunError, match="QR342"):
+        qr.apply(plan, tmp_path, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["scales.json"]
 
 
 def test_a_module_without_one_is_named(tmp_path):

@@ -12,10 +12,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from quantrules.checkpoint import StateDictSource, open_source
-from quantrules.diagnostics import RunError
+from quantrules.diagnostics import CheckpointError, RunError
 from quantrules.run import tasks
 from quantrules.run.local import execute
 from quantrules.run.stream import in_memory as run
@@ -192,3 +192,23 @@ def test_the_manifest_says_what_made_what_and_nothing_of_here(tmp_path):
 def test_no_targets_make_an_empty_checkpoint(tmp_path):
     source = StateDictSource({}, config={})
     assert execute(plan_of(source), source, tmp_path / "out").tensors == 0
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_source_that_changes_while_it_is_open_is_an_error(tmp_path, replaced):
+    job = Job(recipe(members(dense(5, 2)), "add"), 40)
+    path, other = tmp_path / "m.safetensors", tmp_path / "other"
+    save_file({f"s.{u}.0.weight": torch.ones(5, 2, dtype=torch.uint8) for u in range(job.n)}, path)
+    with open_source(path) as source:
+
+        def disturbed(done, total, phase):
+            if done and not other.exists():
+                other.write_bytes(data := path.read_bytes()[:-1] + b"\0")
+                if replaced:
+                    os.link(path, tmp_path / "old")
+                    path.unlink()
+                path.write_bytes(data)
+
+        with pytest.raises(CheckpointError, match="QR335"):
+            execute(plan_of(source, job), source, tmp_path / "out", progress=disturbed, jobs=1)
+    assert not (tmp_path / "out").exists()

@@ -64,12 +64,16 @@ class Folders:
 
 def prepare(case, folders, source=True, twin=True):
     """Writes what is not there yet."""
-    if source and not folders.source.exists():
-        tiny_v4.write_checkpoint(folders.source, *tiny_v4.source_checkpoint(case.spelling, case.storage, 0))
-    if not folders.expected.exists():
-        tiny_v4.write_checkpoint(folders.expected, *tiny_v4.expected_checkpoint(*case.choices))
-    if twin and not folders.twin.exists():
-        tiny_v4.write_checkpoint(folders.twin, *tiny_v4.twin_checkpoint(*case.choices))
+    if source:
+        write_once(folders.source, lambda: tiny_v4.source_checkpoint(*case.choices[:3]))
+    write_once(folders.expected, lambda: tiny_v4.expected_checkpoint(*case.choices))
+    if twin:
+        write_once(folders.twin, lambda: tiny_v4.twin_checkpoint(*case.choices))
+
+
+def write_once(folder, make):
+    if not (folder / "config.json").exists():
+        tiny_v4.write_checkpoint(folder, *make())
 
 
 def convert(command, case, folders):
@@ -148,14 +152,13 @@ DAMAGE = [
     (zero_one_expert, "layers.1.ffn.experts.routed_experts.w13_weight"), (drop_one_scale, "load_weights did not fill it"),
     (swap_nibbles, "w2_weight"), (numbers_for_bytes, "wo_a.weight_scale_inv"), (negate_one_indexer_row, "indexer.wq_b.weight"),
 ]
-MUST_MOVE_LOGPROBS = {swap_w1_w3, ones_for_block_scales, swap_nibbles}
+MUST_MOVE_LOGPROBS = {swap_w1_w3, ones_for_wo_a_scale, ones_for_block_scales, swap_nibbles, numbers_for_bytes}
 
 
-def damage(case, folders, change, work):
+def damage(case, change, work):
     out = work / f"damaged-{change.__name__}"
-    if not out.exists():
-        tensors, config = tiny_v4.expected_checkpoint(*case.choices)
-        tiny_v4.write_checkpoint(out, change(tensors), config)
+    tensors, config = tiny_v4.expected_checkpoint(*case.choices)
+    write_once(out, lambda: (change(tensors), config))
     return out
 
 
@@ -173,7 +176,7 @@ def prove(work, only):
     for case, folders in cases.items():
         prepare(case, folders, source=False)
     base = next(iter(cases))
-    damaged = {change: damage(base, cases[base], change, work) for change, _ in DAMAGE}
+    damaged = {change: damage(base, change, work) for change, _ in DAMAGE}
     wanted = [d for f in cases.values() for d in (f.expected, f.twin)] + list(damaged.values())
     said = check_v4.run_all([d for d in wanted if not check_v4.was_run(d)])
     results = {case.name: check_v4.faults_of(f.expected, f.expected, f.twin, said) for case, f in cases.items()}
@@ -194,7 +197,10 @@ def main():
     if options.prove == bool(options.convert):
         parser.error("one of --convert and --prove")
     options.work.mkdir(parents=True, exist_ok=True)
-    results = prove(options.work, options.only) if options.prove else matrix(options.work, options.convert, options.only, options.files_only)
+    if options.prove:
+        results = prove(options.work, options.only)
+    else:
+        results = matrix(options.work, options.convert, options.only, options.files_only)
     for name, faults in results.items():
         check_v4.report(name, faults)
     failed = sum(map(bool, results.values()))

@@ -32,13 +32,14 @@ def allow_interpreted_triton():
     import triton.backends as backends
     driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
     backends.backends.setdefault("cpu", backends.Backend(compiler=None, driver=driver))
-    from triton.runtime import interpreter  # its checks for overflow take a third of its time
-    interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    from triton.runtime.interpreter import interpreter_builder  # its checks for overflow take a third of its time
+    interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 
 
 def zero_cache_blocks_without_triton():
     """The same bytes, and a fifth of a run's time less than the interpreted kernel."""
     import ctypes
+
     from vllm.v1.worker.utils import KVBlockZeroer
 
     def zero_block_ids(self, block_ids):

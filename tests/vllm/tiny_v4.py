@@ -43,6 +43,9 @@ CONFIG = dict(
     tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, attention_bias=False,
 )
 
+DEEPSEEK_FP8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128],
+                    scale_fmt="ue8m0")
+
 
 # ------------------------------------------------------------------------------------------ the model's tensors
 class Linear(NamedTuple):
@@ -202,7 +205,7 @@ def stored_as(item, storage):
 
 
 def nvfp4_amax(model):
-    """-> {item: largest magnitude}. Gate and up of a routed expert share theirs, as an engine that stacks them wants; no others do."""
+    """-> {item: largest magnitude}. Gate and up of a routed expert share theirs, as an engine that stacks them wants."""
     own = {item: model[item].float().abs().max() for item in model if isinstance(item, Linear)}
     by_source = {item.source: amax for item, amax in own.items()}
 
@@ -233,8 +236,8 @@ def nvfp4_module(weight, amax, spelling, act):
 
 def fp8_module(weight, storage):
     codes, scale = fp8_encode(weight)
-    files = {"weight": codes, "scale": scale.to(E8M0)} if storage == "fp8-native" else {"weight": codes, "weight_scale_inv": scale}
-    return Module(files, fp8_decode(codes, scale))
+    companion = {"scale": scale.to(E8M0)} if storage == "fp8-native" else {"weight_scale_inv": scale}
+    return Module({"weight": codes, **companion}, fp8_decode(codes, scale))
 
 
 def input_scale(item):
@@ -261,8 +264,7 @@ def source_quantization(spelling, storage, modules):
     """-> quantization_config and hf_quant_config.json (None where the dialect has none)."""
     if storage.startswith("fp8"):
         plain = sorted({i.source for i in modules if stored_as(i, storage) == "bf16"} | {"lm_head"})
-        return dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128],
-                    scale_fmt="ue8m0", moe_quant_algo="NVFP4", modules_to_not_convert=plain), None
+        return dict(DEEPSEEK_FP8, moe_quant_algo="NVFP4", modules_to_not_convert=plain), None
     outside = ["lm_head", "*.mlp.gate", "*.indexer.q_b_proj", "*.weights_proj"]
     if storage == "bf16":
         outside = ["lm_head", "*.mlp.gate", "*.self_attn.*", "*.mlp.shared_experts.*"]
@@ -311,8 +313,9 @@ def expert_files(module):
     f = module.files
     if "weight_packed" not in f:
         return f
-    return {"weight": f["weight_packed"], "weight_scale": f["weight_scale"],
-            "weight_scale_2": (1 / f["weight_global_scale"]).reshape(()), "input_scale": (1 / f["input_global_scale"]).reshape(())}
+    inverse = {name: (1 / f[divisor]).reshape(())
+               for name, divisor in (("weight_scale_2", "weight_global_scale"), ("input_scale", "input_global_scale"))}
+    return {"weight": f["weight_packed"], "weight_scale": f["weight_scale"], **inverse}
 
 
 def target_files(kind, modules, item, target):
@@ -348,7 +351,7 @@ def target_config(rows, target):
     kinds = {wanted_format(items[0], target) for items in rows.values()}
     if kinds == {"bf16"}:
         return dict(CONFIG)
-    quantization = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128], scale_fmt="ue8m0")
+    quantization = dict(DEEPSEEK_FP8)
     if target.experts == "keep":
         quantization["moe_quant_algo"] = "NVFP4"
     ignored = ignored_layers(rows, target)
@@ -378,7 +381,8 @@ def twin_checkpoint(*choices):
     for name in out:
         part = {c: tensors.get(name.removesuffix("weight") + c) for c in companions}
         if part["weight_scale_2"] is not None:
-            out[name] = nvfp4_decode(tensors[name], part["weight_scale"], part["weight_scale"].float() * part["weight_scale_2"]).to(BF16)
+            scale = part["weight_scale"]
+            out[name] = nvfp4_decode(tensors[name], scale, scale.float() * part["weight_scale_2"]).to(BF16)
         elif part["scale"] is not None:
             out[name] = fp8_decode(tensors[name], part["scale"]).to(BF16)
     return out, dict(CONFIG)
@@ -432,10 +436,11 @@ def write_checkpoint(out, tensors, config, legacy=None, shards=SHARDS):
         save_file(part, out / name, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(part, name))
         total += sum(t.numel() * t.element_size() for t in part.values())
-    write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
-    write_json(out / "config.json", config)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(out / "model.safetensors.index.json", index)
     if legacy:
         write_json(out / "hf_quant_config.json", legacy)
+    write_json(out / "config.json", config)  # last: a directory that has it is complete
     print(f"{len(weight_map)} tensors, {total / 1e6:.1f} MB: {out}")
 
 
