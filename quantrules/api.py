@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,11 @@ from quantrules.checkpoint.overlay import with_scales
 from quantrules.diagnostics import Diagnostic, RuleError, define
 from quantrules.formats import find_modules, load_dialects, load_formats
 from quantrules.lang import ast
+from quantrules.lang.mistakes import nearest
 from quantrules.plan import bind as binding
 from quantrules.plan import scales
 from quantrules.plan.config import derive
 from quantrules.plan.model import Plan
-from quantrules.lang.mistakes import nearest
 from quantrules.plan.scope import flatten
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Rules:
         if input_scales is not None:
             source = with_scales(source, input_scales)
             scales.attach(binder, source.table, source.split)
-        if not scope.errors:
+        if not scope.failed:
             binding.bind_rules(binder)
         if input_scales is not None:
             binder.diagnostics += scales.check_used(binder)

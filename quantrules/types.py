@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 # dtypes by their safetensors names in lower case; bits per element
 DTYPE_BITS = {

@@ -12,8 +12,9 @@ import numpy as np
 from attrs import frozen
 
 from quantrules.checkpoint.files import CHANGED, Descriptors, open_regular, read_at, refuse
+from quantrules.checkpoint.headers import NAME
 from quantrules.diagnostics import Diagnostic
-from quantrules.names import KeyTable
+from quantrules.names import HOLE, KeyTable
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 CONFIG_FILES = ("config.json", "hf_quant_config.json", "quantize_config.json")
@@ -189,6 +190,8 @@ class StateDictSource(_Base):
     def __init__(self, tensors: Mapping[str, object], config: Mapping | None = None, metadata: Mapping[str, str] | None = None):
         self.config_files = {"config.json": dict(config)} if config is not None else {}
         self.metadata = dict(metadata or {})
+        if wrong := next((n for n in tensors if HOLE in n), None):
+            raise refuse(NAME, f"{wrong!r} has a NUL character in its name")
         held = [_held(t) for t in tensors.values()]
         self._data = [data for _, _, data in held]
         sizes = [len(d) for d in self._data]

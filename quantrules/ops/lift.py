@@ -14,7 +14,20 @@ from attrs import evolve
 
 from quantrules.diagnostics import define
 from quantrules.ops.base import Context, Need, Refused, Step, Value
-from quantrules.types import DTYPE_BITS, Axis, Dim, Format, Grid, Part, PartType, Type, divisible, flat_rows, part_type, stored_shapes
+from quantrules.types import (
+    DTYPE_BITS,
+    Axis,
+    Dim,
+    Format,
+    Grid,
+    Part,
+    PartType,
+    Type,
+    divisible,
+    flat_rows,
+    part_type,
+    stored_shapes,
+)
 
 BLOCK_CUT = define("QR201", "An op would cut blocks or packed bytes")
 MEMBERS_DIFFER = define("QR202", "Members that an op joins have different types")

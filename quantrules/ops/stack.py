@@ -32,7 +32,7 @@ along another dimension."""
         low = context.lows.get(axis.name, 0)
         if all(isinstance(label, int) for label in axis.labels):
             runs = pairwise((low - 1, *sorted(axis.labels)))
-            missing = list(islice((n for a, b in runs for n in range(a + 1, b)), 6))  # of names from strangers: no set of them all
+            missing = list(islice((n for a, b in runs for n in range(a + 1, b)), 6))  # names are from strangers
             if missing or any(label < low for label in axis.labels):
                 lost = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
                 reason = f"{axis.name} has {len(axis.labels)} members up to {max(axis.labels)}; missing: {lost or 'none'}"

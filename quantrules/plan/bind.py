@@ -7,7 +7,6 @@ keys cost. All diagnostics of a plan come together.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,13 @@ from attrs import evolve, field, frozen
 
 from quantrules.diagnostics import Diagnostic, PlanError, QuantrulesError, define
 from quantrules.lang import ast
-from quantrules.lang.evaluate import Env, evaluate, free_names
+from quantrules.lang.evaluate import Env, evaluate, free_names, walk
 from quantrules.lang.parser import parse
 from quantrules.names import HOLE, Names, families, row_keys, split_name
 from quantrules.ops.base import Context
 from quantrules.plan.model import Plan, Recipe, Units
 from quantrules.plan.reading import METADATA, UNFIT, Read, as_value, axis_key, integers, read, write
-from quantrules.plan.scope import BoundRule, Scope
+from quantrules.plan.scope import BoundRule, Scope, merged
 from quantrules.plan.typing import make_recipe
 from quantrules.plan.units import Gathered, Took, gather
 from quantrules.types import Axis, Grid, Type, make_type
@@ -292,7 +291,8 @@ def _admitted(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.nd
 
 def _holds(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.ndarray) -> np.ndarray:
     """`when`, asked once for each combination of what it reads: captures, and the type of the module."""
-    used = [n for n in sorted(free_names(rule.rule.when)) if n in r.named]
+    asks = any(isinstance(n, ast.Apply) and n.function == "exists" for n in walk(rule.rule.when))  # its text may name any capture
+    used = [n for n in sorted(r.named) if asks or n in free_names(rule.rule.when)]
     columns = [list(r.named[n]) for n in used]
     kinds = binder.type_of[ids[r.index]]
     known: dict = {}
@@ -303,9 +303,29 @@ def _holds(binder: Binder, rule: BoundRule, r: Read, names: Names, ids: np.ndarr
             type = binder.types[kind]
             words = {"dtype": type.dtype if type.is_dense else "", "format": type.format.name, "shape": list(type.shape)}
             values = {n: as_value(v) for n, v in zip(used, key[1:])}
-            known[key] = bool(evaluate(rule.rule.when, binder.scope.env.extend({**words, **values})))
+            env = evolve(binder.scope.env.extend({**words, **values}), functions={"exists": _exists(binder, dict(zip(used, key[1:])))})
+            known[key] = bool(evaluate(rule.rule.when, env))
         result[i] = known[key]
     return result
+
+
+def _exists(binder: Binder, captured: dict[str, str]):
+    """`exists("pattern")`: whether a module or a key has such a name, after renames; captures are those of the rule."""
+
+    def exists(text: Any = "", *more: Any) -> bool:
+        file = parse(f"{text} → keep\n", "exists()")
+        if more or not isinstance(text, str) or len(file.statements) != 1:
+            raise PlanError(Diagnostic(NOTHING, f"exists() takes one pattern in quotes, not {text!r}"))
+        pattern = file.statements[0].sources[0].pattern
+        nodes = [ast.Lit(captured[n.name]) if isinstance(n, ast.Capture) and n.name in captured else n for n in pattern.nodes]
+        pattern, env = evolve(pattern, nodes=merged(nodes)), binder.scope.env
+        return any(
+            read(pattern, Names(f.names.template + suffix, f.names.digits), env)
+            for f in binder.families
+            for suffix in {"", *(f.modules.spelling.part(r).suffix for r in f.modules.roles)}
+        )
+
+    return exists
 
 
 def _drop_part(binder: Binder, rule: BoundRule, family: Family, role: str, k: int, ids: np.ndarray, example: str) -> None:

@@ -32,6 +32,7 @@ SHADOWS = define("QR108", "A capture has the name of a let or param")
 UNLIKE = define("QR113", "Patterns of one rule do not have the same wildcards")
 ADJACENT = define("QR112", "Two wildcards without text between them")
 MOST_STEPS = 1000
+LATER = "same at bitcast view transpose rearrange pad unpad slice add mul neg exp log layout".split()  # of the language, not of this version
 NOT_YET = define("QR109", "A construct that this version does not bind")
 
 
@@ -88,7 +89,11 @@ class Scope:
     edits: list[ast.ConfigEdit] = field(factory=list)
     rules: list[BoundRule] = field(factory=list)
     params: dict[str, Any] = field(factory=dict)
-    errors: list[Diagnostic] = field(factory=list)
+    errors: list[Diagnostic] = field(factory=list)  # and notes
+
+    @property
+    def failed(self) -> bool:
+        return any(d.severity == "error" for d in self.errors)
 
 
 def flatten(file: ast.File, config: Mapping, formats: Mapping, given: Mapping[str, Any]) -> Scope:
@@ -155,6 +160,11 @@ def _define(scope: Scope, statement, prefix, given, pending) -> None:
         case ast.Tie():
             raise RuleError(Diagnostic(NOT_YET, "`tie` is not bound by this version", statement.span,
                                        help="write a rule for each of the tied keys"))  # fmt: skip
+        case ast.SchemaKey():
+            raise RuleError(Diagnostic(NOT_YET, "a key of a schema is not checked by this version", statement.span,
+                                       help="`PATTERN : TYPE → OPS` asserts a type in a rule"))  # fmt: skip
+        case ast.Side():
+            scope.errors.append(Diagnostic(NOT_YET, f"`{statement.side} {statement.name}` is not checked by this version", statement.span, severity="note"))
 
 
 def _unused(scope: Scope, statement) -> None:
@@ -192,10 +202,10 @@ def _as_literal(text: str, like: Any) -> Any:
 
 
 def joined(prefix: ast.Pattern, pattern: ast.Pattern) -> ast.Pattern:
-    return evolve(pattern, nodes=_merged((*prefix.nodes, ast.Lit("."), *pattern.nodes)))
+    return evolve(pattern, nodes=merged((*prefix.nodes, ast.Lit("."), *pattern.nodes)))
 
 
-def _merged(nodes) -> tuple:
+def merged(nodes) -> tuple:
     """Literals side by side become one, so that each wildcard is followed by all the text that follows it."""
     merged: list = []
     for node in nodes:
@@ -217,7 +227,7 @@ def _resolved(scope: Scope, pattern: ast.Pattern) -> ast.Pattern:
         elif isinstance(node, ast.Lit) and HOLE in node.text:
             raise RuleError(Diagnostic(NO_OP, "a name holds no NUL character", node.span))
         nodes.append(node)
-    return evolve(pattern, nodes=_merged(nodes))
+    return evolve(pattern, nodes=merged(nodes))
 
 
 def as_target(pattern: ast.Pattern) -> ast.Pattern:
@@ -339,7 +349,7 @@ def _fused(scope: Scope, rule: ast.Rule, pattern: ast.Pattern) -> ast.Pattern | 
     names = sorted({f.name for f in scope.fuses if [m.text for m in f.members] == listed})
     if len(names) > 1:
         raise RuleError(Diagnostic(FUSE, f"{', '.join(listed)} are the members of {' and of '.join(names)}", rule.span, help="write a target"))
-    return evolve(pattern, nodes=_merged((*start, ast.Lit(names[0])))) if names else None
+    return evolve(pattern, nodes=merged((*start, ast.Lit(names[0])))) if names else None
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
@@ -354,6 +364,8 @@ def _steps(scope: Scope, pipeline: ast.Pipeline, env: Env, inside: tuple[str, ..
             yield from _bound(op, bind_args(scope, op, call, env), call.span)
         else:
             help = nearest(call.name, [*scope.defs, *REGISTRY])
+            if call.name in LATER:
+                raise RuleError(Diagnostic(NOT_YET, f"the op `{call.name}` is not there yet", call.span, "of a later version"))
             if call.name in scope.formats:
                 help = f"`quant({call.name})` makes that format, `unpack({call.name})` requires it"
             elif is_dtype(call.name):

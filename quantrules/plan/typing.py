@@ -9,7 +9,7 @@ from attrs import evolve
 from quantrules.diagnostics import Diagnostic, PlanError, RuleError, define
 from quantrules.lang import ast
 from quantrules.lang.evaluate import Env, evaluate, free_names
-from quantrules.ops.base import REGISTRY, Context, Need, Refused, Step
+from quantrules.ops.base import REGISTRY, Context, Refused, Step
 from quantrules.plan.model import Recipe
 from quantrules.plan.scope import BoundRule
 from quantrules.types import Axis, Grid, Type, flat_rows
@@ -39,7 +39,9 @@ def make_recipe(rule: BoundRule, took: Grid[Type], context: Context, env: Env) -
         if made != grid or not step.op.identity(typed):
             steps.append(typed)
             if not remade:  # later scales are not those of the source
-                needs += [evolve(n, items=tuple(sorted(set().union(*(origin[i] for i in n.items)))), span=step.span) for n in step.op.needs(typed)]
+                for need in step.op.needs(typed):
+                    items = set().union(*(origin[i] for i in need.items))
+                    needs.append(evolve(need, items=tuple(sorted(items)), span=step.span))
             remade |= step.op.surveys or all(t.is_dense for t in grid.items) != all(t.is_dense for t in made.items)
             origin = [_origin(typed, j, origin) for j in range(len(made.items))]
         grid = made

@@ -17,6 +17,7 @@ import numpy as np
 from attrs import frozen
 
 from quantrules.checkpoint import Output, Placing, Source, place
+from quantrules.checkpoint.write import refuse_sources
 from quantrules.diagnostics import Diagnostic, RunError
 from quantrules.plan.model import Plan
 from quantrules.run.manifest import manifest
@@ -48,6 +49,7 @@ def execute(plan: Plan, source: Source, out: str | os.PathLike, *, memory: int =
     nothing that looks like a checkpoint is left.
     """
     plan.raise_for_errors()
+    refuse_sources(Path(os.path.realpath(out)), [source])  # Output does so too; here before values are read, and for a dry run
     progress = progress or (lambda done, total, phase: None)
     jobs = jobs or len(os.sched_getaffinity(0))
     works = works_of(plan, source, memory, jobs, backend)

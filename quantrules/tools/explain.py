@@ -50,7 +50,7 @@ def explain(plan: Plan, keys: Iterable[str]) -> tuple[list[Explanation], list[Di
 
     Keys that are neither read nor written are the second result. Of rules that could not be read there is nothing to say.
     """
-    if plan.scope.errors:
+    if plan.scope.failed:
         return [], []
     teller = _Teller(plan.table, plan.binder)
     explained, unknown = [], []

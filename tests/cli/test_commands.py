@@ -100,7 +100,7 @@ def test_a_param_that_the_rules_do_not_have_is_a_finding(run, quantised, tmp_pat
 def test_a_value_that_a_param_does_not_have_is_one_finding(run, dense):
     result = run("check", "bf16_to_nvfp4", dense, "-D", "spelling=x")
     assert result.exit_code == 1 and result.stderr.endswith("\n1 error\n")
-    assert "-D spelling=x: it is one of 'modelopt' | 'compressed_tensors'" in result.stderr
+    assert "-D spelling=x: it is one of \"modelopt\" | \"compressed_tensors\"" in result.stderr
 
 
 def test_params_may_be_numbers_and_truths(run, dense, rules):

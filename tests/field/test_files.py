@@ -228,11 +228,13 @@ MANY = 10**12
 def test_a_tensor_without_elements_costs_nothing(tmp_path, shape):
     """B148: it is legal, has no bytes, and a dimension of any size; what is made of it is empty too, and its scalars stay."""
     *lead, n, k = shape
-    blocks = {"a.q_proj.weight": ("F8_E4M3", shape, b""), "a.q_proj.weight_scale_inv": ("F32", (*lead, -(-n // 128), -(-k // 128)), b"")}
+    scale = ("F32", (*lead, -(-n // 128), -(-k // 128)), b"")
+    blocks = {"a.q_proj.weight": ("F8_E4M3", shape, b""), "a.q_proj.weight_scale_inv": scale}
     codes = {"b.q_proj.weight": ("U8", (n, k // 2), b""), "b.q_proj.weight_scale": ("F8_E4M3", (n, k // 16), b"")}
     codes = {} if lead else codes | {"b.q_proj.weight_scale_2": full("F32", b"\0\0\x80\x3f")}
     dense = {"a.q_proj.weight": ("BF16", shape, b"")}
-    for rules, tensors in (("fp8_block_to_bf16", blocks), ("nvfp4_to_bf16", codes), ("bf16_to_nvfp4", dense), ("bf16_to_fp8_block", dense)):
+    cases = {"fp8_block_to_bf16": blocks, "nvfp4_to_bf16": codes, "bf16_to_nvfp4": dense, "bf16_to_fp8_block": dense}
+    for rules, tensors in cases.items():
         source, out = save(tmp_path / f"{rules}-source", {"model.safetensors": tensors}), tmp_path / rules
         made = applied(rules, source, out)
         assert all(data == b"" for name, (_, _, data) in made.items() if "scale_2" not in name)

@@ -78,8 +78,8 @@ def test_what_cannot_be_shared_exactly_is_refused_or_rounded_as_asked():
 def test_members_may_be_quantised_and_then_share_a_global_scale(how, given):
     """B007, B008: 1 and 2 in one matrix: g is 2 / 2688, and the scales are 448 / 2 and 448. What is checked ahead are the
     scales of the source, which has none of these."""
-    worth = {"a.q": 1.0, "a.k": 2.0}
-    tensors = {k: v for path, w in worth.items() for k, v in (fp8(path, 1, w, 2, 16) if given == "fp8" else {path: f32(w, 2, 16)}).items()}
+    of = lambda path, w: fp8(path, 1, w, 2, 16) if given == "fp8" else {path: f32(w, 2, 16)}  # noqa: E731
+    tensors = of("a.q", 1.0) | of("a.k", 2.0)
     out = made(f"a.{{q,k}} → unpack | requant(nvfp4) | {how} | cat → a.qk", tensors)
     codes, scale, shared = out.values()
     assert shared.item() == np.float32(2 / 2688) and scale.float().flatten().tolist() == [224, 224, 448, 448]

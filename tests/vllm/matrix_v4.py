@@ -17,10 +17,9 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-import torch
-
 import check_v4
 import tiny_v4
+import torch
 from tiny_v4 import Target
 
 
