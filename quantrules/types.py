@@ -180,7 +180,8 @@ class Spelling:
     name: str
     parts: tuple[Part, ...]
     dense: str = ""  # the suffix that the weight has once it is dense
-    declared: object = field(default=None, eq=False, repr=False)  # predicate (lang.ast expression) over a quantization config; None = nothing declares it
+    # a predicate (lang.ast expression) over a quantization config; None = nothing declares it
+    declared: object = field(default=None, eq=False, repr=False)
     span: object = field(default=None, eq=False, repr=False)
 
     def part(self, role: str) -> Part | None:

@@ -148,8 +148,14 @@ def restrict(plan: Plan, only: str) -> Plan:
                         mask[rows[r.index]] = True
         index = np.flatnonzero(mask)
         if len(index):
-            kept.append(evolve(units, sources=units.sources[index], targets=tuple(t.take(index) for t in units.targets),
-                               paths=tuple(p.take(index) for p in units.paths)))  # fmt: skip
+            kept.append(
+                evolve(
+                    units,
+                    sources=units.sources[index],
+                    targets=tuple(t.take(index) for t in units.targets),
+                    paths=tuple(p.take(index) for p in units.paths),
+                )
+            )
     if not kept:
         missing = Diagnostic(NOTHING, f"--only {only} takes no target of the plan", rule.span, help="`quantrules plan` without it shows the targets")
         return evolve(plan, diagnostics=(*plan.diagnostics, missing))
@@ -332,9 +338,16 @@ def _drop_part(binder: Binder, rule: BoundRule, family: Family, role: str, k: in
     """`drop` of an optional companion takes it out of its module; anything else would part the module."""
     spec = family.modules.spelling.part(role)
     if rule.steps[0].op.name != "drop" or not spec.optional:
-        raise PlanError(Diagnostic(
-            PARTED, f"`{rule.steps[0].op.name}` takes {example}, one tensor of a {family.modules.format.name} module", rule.rule.sources[0].span,
-            f"{len(ids)} such", count=len(ids), help="a module is taken whole, by its path: write the pattern without the suffix"))  # fmt: skip
+        raise PlanError(
+            Diagnostic(
+                PARTED,
+                f"`{rule.steps[0].op.name}` takes {example}, one tensor of a {family.modules.format.name} module",
+                rule.rule.sources[0].span,
+                f"{len(ids)} such",
+                count=len(ids),
+                help="a module is taken whole, by its path: write the pattern without the suffix",
+            )
+        )
     lone = make_type(binder.context.dense, binder.context.dense.spelling_of(""), (), {"codes": "u8"})
     for kind in np.unique(binder.type_of[ids]):
         these = ids[binder.type_of[ids] == kind]
@@ -447,7 +460,11 @@ def _target_axes(rule: BoundRule) -> tuple[Axis, ...]:
 
 def _added_axes(rule: BoundRule, group: Gathered, env: Env) -> tuple[Axis, ...]:
     """Captures of the target that the source does not read: axes that an op has to make."""
-    read_there = {*group.named, *(a.name for a in group.axes), *(n.name for t in rule.targets for n in t.nodes if isinstance(n, (ast.Members, ast.Star)))}
+    read_there = {
+        *group.named,
+        *(a.name for a in group.axes),
+        *(n.name for t in rule.targets for n in t.nodes if isinstance(n, (ast.Members, ast.Star))),
+    }
     return tuple(Axis(n, ()) for n in sorted(rule.repeated - read_there - set(env.names)))
 
 
@@ -461,6 +478,9 @@ def _lows(rule: BoundRule, env: Env) -> dict[str, int]:
 def _targets(binder: Binder, rule: BoundRule, group: Gathered, recipe: Recipe, listed: tuple[Axis, ...]) -> tuple[Names, ...]:
     """Names of the targets, one column for each item that the recipe made."""
     made = recipe.made
+    if len({a.name for a in made.axes}) < len(made.axes):
+        lists = " and ".join(f"{{{','.join(map(str, a.labels))}}}" for a in made.axes if a.name == "")
+        raise _axes(rule, f"the result has the members {lists}, which have no names to tell them apart", "`cat` one first, or name it: `{p:a,b}`")
     written = {a.name for a in listed}
     for axis in made.axes:
         if axis.name in written:
@@ -490,8 +510,14 @@ def _targets(binder: Binder, rule: BoundRule, group: Gathered, recipe: Recipe, l
         suffixes = {p.suffix for p in type.spelling.parts if p.suffix}
         ends = next((s for s in suffixes if name.template.endswith(s)), "")
         if ends and (rule.rule.targets or group.as_key):  # a module that keeps its path may be called so
-            raise PlanError(Diagnostic(SUFFIX, f"the target {name[0]} ends in `{ends}`, which {type.format.name} adds by itself", rule.rule.targets[0].span
-                                       if rule.rule.targets else rule.rule.span, help=f"write the target without `{ends}`"))  # fmt: skip
+            raise PlanError(
+                Diagnostic(
+                    SUFFIX,
+                    f"the target {name[0]} ends in `{ends}`, which {type.format.name} adds by itself",
+                    rule.rule.targets[0].span if rule.rule.targets else rule.rule.span,
+                    help=f"write the target without `{ends}`",
+                )
+            )
     return tuple(names)
 
 
@@ -503,7 +529,9 @@ def _check_repeated(rule: BoundRule, group: Gathered) -> None:
     """A target repeats every `*` and every alternation, or names of different sources would become one."""
     stars = max(sum(isinstance(n, ast.Star) and not n.name for n in t.nodes) for t in rule.targets)
     if stars < len(group.stars):
-        raise _axes(rule, f"the source has {len(group.stars)} `*` and the target repeats {stars}", "a target repeats every `*`; name it `{**x}` to gather it")
+        raise _axes(
+            rule, f"the source has {len(group.stars)} `*` and the target repeats {stars}", "a target repeats every `*`; name it `{**x}` to gather it"
+        )
     unnamed = 0
     for node in rule.sources[0].pattern.nodes:
         if isinstance(node, ast.Alternation):
@@ -521,15 +549,28 @@ def _check_count(binder: Binder, rule: BoundRule) -> None:
     if rule.rule.expect:
         wanted = [evaluate(e, binder.scope.env) for e in rule.rule.expect]
         if count not in wanted:
-            raise PlanError(Diagnostic(EXPECTED, f"the rule makes {count} units and expects {' or '.join(map(str, wanted))}",
-                                       rule.rule.expect[0].span or rule.rule.span, f"found {count}"))  # fmt: skip
+            raise PlanError(
+                Diagnostic(
+                    EXPECTED,
+                    f"the rule makes {count} units and expects {' or '.join(map(str, wanted))}",
+                    rule.rule.expect[0].span or rule.rule.span,
+                    f"found {count}",
+                )
+            )
     if rule.index not in binder.counts:
         if other := _other_kind(binder, rule):
             raise PlanError(other)
         if rule.rule.expect:  # nothing, as it says
             return
-        binder.diagnostics.append(Diagnostic(NOTHING, "the rule matches nothing", rule.rule.sources[0].span or rule.rule.span, severity="note",
-                                             help="say how many units you expect, as in `expect 61`, to make this an error"))  # fmt: skip
+        binder.diagnostics.append(
+            Diagnostic(
+                NOTHING,
+                "the rule matches nothing",
+                rule.rule.sources[0].span or rule.rule.span,
+                severity="note",
+                help="say how many units you expect, as in `expect 61`, to make this an error",
+            )
+        )
 
 
 def _other_kind(binder: Binder, rule: BoundRule) -> Diagnostic | None:
@@ -572,9 +613,16 @@ def _check_coverage(binder: Binder) -> None:
         count = sum(n for _, _, n in groups)
         keys = [names[0] + family.modules.spelling.part(r).suffix for r in family.modules.roles]
         more = f" and {count - 1} more like it" if count > 1 else ""
-        binder.diagnostics.append(Diagnostic(
-            UNMATCHED, f"no rule takes {names[0]}{more}", notes=(f"a {binder.types[binder.type_of[family.first]].format.name} module: " + ", ".join(keys),),
-            count=count, help=_near_miss(binder, names[0]) or f"write a rule for it, or `{_shown(template)} → keep`; `* → keep` at the end passes on all that is left"))  # fmt: skip
+        binder.diagnostics.append(
+            Diagnostic(
+                UNMATCHED,
+                f"no rule takes {names[0]}{more}",
+                notes=(f"a {binder.types[binder.type_of[family.first]].format.name} module: " + ", ".join(keys),),
+                count=count,
+                help=_near_miss(binder, names[0])
+                or f"write a rule for it, or `{_shown(template)} → keep`; `* → keep` at the end passes on all that is left",
+            )
+        )
 
 
 def _shown(template: str) -> str:
@@ -611,7 +659,9 @@ def _check_targets(binder: Binder) -> None:
                     seen.setdefault(whole.template, []).append((whole.digits, units))
     for template, writers in seen.items():
         if template == METADATA:
-            binder.diagnostics.append(Diagnostic(UNFIT, f"a file keeps {METADATA} for itself", writers[0][1].rule.span, help="call the target something else"))
+            binder.diagnostics.append(
+                Diagnostic(UNFIT, f"a file keeps {METADATA} for itself", writers[0][1].rule.span, help="call the target something else")
+            )
         digits = np.vstack([d for d, _ in writers])
         _, first, counts = np.unique(row_keys(digits), return_index=True, return_counts=True)
         if (counts > 1).any():
@@ -620,8 +670,16 @@ def _check_targets(binder: Binder) -> None:
             who = [u for d, u in writers if (d == clashing[0]).all(1).any()]
             rules = list(dict.fromkeys(" ".join(u.rule.span.source.split()) for u in who))
             by = f"by `{rules[0]}` and by `{rules[1]}`" if len(rules) > 1 else f"twice by `{rules[0]}`"
-            binder.diagnostics.append(Diagnostic(CLASH, f"{key} is written {by}", who[-1].rule.span, "writes it again", count=len(clashing),
-                                                 related=((who[0].rule.span, "writes it too"),) if who[0].rule is not who[-1].rule else ()))  # fmt: skip
+            binder.diagnostics.append(
+                Diagnostic(
+                    CLASH,
+                    f"{key} is written {by}",
+                    who[-1].rule.span,
+                    "writes it again",
+                    count=len(clashing),
+                    related=((who[0].rule.span, "writes it too"),) if who[0].rule is not who[-1].rule else (),
+                )
+            )
 
 
 def canonical(names: Names, suffix: str) -> list[Names]:

@@ -60,8 +60,9 @@ def derive(plan, configs: Mapping[str, Any], scope, dialects: Sequence[Dialect])
     parts = [e for e in scope.edits if e.path[0] == KEY and len(e.path) > 1]  # stand beside what is derived
     for edit in scope.edits:
         if _asks(edit) and (edit.path != (KEY,) or edit.op != "="):
-            findings.append(Diagnostic(QR_EDIT, "derive() makes a whole quantization config", edit.span,
-                                       help=f"write `config.{KEY} = derive(DIALECT)`"))
+            findings.append(
+                Diagnostic(QR_EDIT, "derive() makes a whole quantization config", edit.span, help=f"write `config.{KEY} = derive(DIALECT)`")
+            )
         elif not _asks(edit) and not (remade and edit in parts):
             _apply(files, edit, scope, findings)
     outs = list(_outputs(plan))
@@ -219,8 +220,11 @@ class _Maker:
                 return fit[0]
             which = f"{' and '.join(d.name for d in fit)} both can" if fit else "no dialect can"
             message, help = f"the output holds {held}, and {which} say that in a quantization config", ""
-        advice = f"write `config.{KEY} = derive({fit[0].name})`" if fit else (
-            f"use `pack(SPELLING)` so that one dialect holds all, or set `config.{KEY} = {{…}}` yourself")
+        advice = (
+            f"write `config.{KEY} = derive({fit[0].name})`"
+            if fit
+            else (f"use `pack(SPELLING)` so that one dialect holds all, or set `config.{KEY} = {{…}}` yourself")
+        )
         self.findings.append(Diagnostic(QR_DIALECT, message, span, help=help or advice))
         return None
 
@@ -255,8 +259,11 @@ class _Maker:
             block = outs[0].type.format.block
             scales = sorted({p.dtype for o in outs for p in o.type.parts if p.role == "scale"})
             if len(scales) > 1 and "scale" in asks:
-                self.findings.append(Diagnostic(QR_CLASH, f"{format} is written with scales in {' and in '.join(scales)}, "
-                                                f"and dialect {dialect.name} says one dtype for all"))
+                self.findings.append(
+                    Diagnostic(
+                        QR_CLASH, f"{format} is written with scales in {' and in '.join(scales)}, and dialect {dialect.name} says one dtype for all"
+                    )
+                )
             act = self.act(dialect, format, outs)
             scope |= {"block": list(block), "group": block[-1], "scale": scales[0] if scales else None, "act": act}
             if "modules" in asks and scope["several"]:
@@ -349,8 +356,10 @@ def _check(files: Mapping[str, Any], outs: list[Out], formats, dialects, by_rule
 
     Entries that match nothing are errors where rules wrote them; where they were derived, the source's were told already.
     """
-    modules = [Modules(o.names, o.type.format, o.type.spelling, (), np.zeros((len(o.names), 0), np.int32),
-                       np.full(len(o.names), i, np.int32)) for i, o in enumerate(outs)]
+    modules = [
+        Modules(o.names, o.type.format, o.type.spelling, (), np.zeros((len(o.names), 0), np.int32), np.full(len(o.names), i, np.int32))
+        for i, o in enumerate(outs)
+    ]
     found = declared.check_declared(modules, [o.type for o in outs], declared.read_sections(files, formats, dialects)[0], formats)
     kept = [evolve(d, message=f"in the output, {d.message}") for d in found if d.code != declared.QR_NO_MATCH or by_rule]
     return [evolve(d, severity="error") if d.code == declared.QR_NO_MATCH and d.severity == "warning" else d for d in kept]

@@ -148,8 +148,11 @@ def _define(scope: Scope, statement, prefix, given, pending) -> None:
         case ast.Def():
             format = scope.formats.get(statement.name)
             if statement.name in REGISTRY or is_dtype(statement.name) or format and not format.is_dense:
-                raise RuleError(Diagnostic(TWICE, f"`{statement.name}` is the name of an op, a dtype or a format", statement.span,
-                                           help="give the def another name"))  # fmt: skip
+                raise RuleError(
+                    Diagnostic(
+                        TWICE, f"`{statement.name}` is the name of an op, a dtype or a format", statement.span, help="give the def another name"
+                    )
+                )
             scope.defs.setdefault(statement.name, []).append(statement)
         case ast.Fuse():
             scope.fuses.append(statement)
@@ -158,13 +161,20 @@ def _define(scope: Scope, statement, prefix, given, pending) -> None:
         case ast.ConfigEdit():
             scope.edits.append(statement)
         case ast.Tie():
-            raise RuleError(Diagnostic(NOT_YET, "`tie` is not bound by this version", statement.span,
-                                       help="write a rule for each of the tied keys"))  # fmt: skip
+            raise RuleError(Diagnostic(NOT_YET, "`tie` is not bound by this version", statement.span, help="write a rule for each of the tied keys"))
         case ast.SchemaKey():
-            raise RuleError(Diagnostic(NOT_YET, "a key of a schema is not checked by this version", statement.span,
-                                       help="`PATTERN : TYPE → OPS` asserts a type in a rule"))  # fmt: skip
+            raise RuleError(
+                Diagnostic(
+                    NOT_YET,
+                    "a key of a schema is not checked by this version",
+                    statement.span,
+                    help="`PATTERN : TYPE → OPS` asserts a type in a rule",
+                )
+            )
         case ast.Side():
-            scope.errors.append(Diagnostic(NOT_YET, f"`{statement.side} {statement.name}` is not checked by this version", statement.span, severity="note"))
+            scope.errors.append(
+                Diagnostic(NOT_YET, f"`{statement.side} {statement.name}` is not checked by this version", statement.span, severity="note")
+            )
 
 
 def _unused(scope: Scope, statement) -> None:
@@ -247,16 +257,25 @@ def _bind_rename(scope: Scope, statement: ast.Rename, prefix) -> ast.Rename:
     _check_apart(left)
     listed = next((n for p in (left, right) for n in p.nodes if isinstance(n, ast.Members)), None)
     if listed:
-        raise RuleError(Diagnostic(NO_OP, "a rename takes names one by one, and braces with `,` gather them", listed.span,
-                                   help="write an alternation, as in `rename {x:a=c|b=d}.* → {x}.*`"))  # fmt: skip
+        raise RuleError(
+            Diagnostic(
+                NO_OP,
+                "a rename takes names one by one, and braces with `,` gather them",
+                listed.span,
+                help="write an alternation, as in `rename {x:a=c|b=d}.* → {x}.*`",
+            )
+        )
     return evolve(statement, left=left, right=right)
 
 
 def _check_apart(pattern: ast.Pattern) -> None:
     wild = (ast.Star, ast.Capture, ast.IntForm)
     if any(isinstance(left, wild) and isinstance(right, wild) for left, right in zip(pattern.nodes, pattern.nodes[1:])):
-        raise RuleError(Diagnostic(ADJACENT, "where one wildcard ends and the next begins cannot be told", pattern.span,
-                                   help="write the text that stands between them"))  # fmt: skip
+        raise RuleError(
+            Diagnostic(
+                ADJACENT, "where one wildcard ends and the next begins cannot be told", pattern.span, help="write the text that stands between them"
+            )
+        )
 
 
 def wildcards(pattern: ast.Pattern) -> set[str]:
@@ -301,8 +320,9 @@ def _bind_rule(scope: Scope, rule: ast.Rule, prefix) -> None:
         targets = [joined(prefix[1], t) for t in targets]
     shadowed = {n for s in sources for n in wildcards(s.pattern)} & (set(scope.env.names) | set(scope.lists))
     if shadowed:
-        raise RuleError(Diagnostic(SHADOWS, f"the capture {sorted(shadowed)[0]} has the name of a let or param", rule.span,
-                                   help="rename the capture"))  # fmt: skip
+        raise RuleError(
+            Diagnostic(SHADOWS, f"the capture {sorted(shadowed)[0]} has the name of a let or param", rule.span, help="rename the capture")
+        )
     excepts = tuple(joined(prefix[0], e) if prefix else e for e in (_resolved(scope, e) for e in rule.excepts))
     scope.rules.append(BoundRule(len(scope.rules), rule, tuple(sources), steps, tuple(targets), excepts, rule.section))
 
@@ -313,12 +333,23 @@ def _check_same_wildcards(scope: Scope, sources: list[Source]) -> None:
     def wild(pattern: ast.Pattern):
         nodes = [n for n in pattern.nodes if not isinstance(n, ast.Lit)]
         lists = [(n.name, tuple(m.text for m in n.items)) for n in nodes if isinstance(n, ast.Members)]
-        return names_read(pattern) - set(scope.env.names), [type(n) for n in nodes if isinstance(n, (ast.Star, ast.Alternation)) and not n.name], lists
+        return (
+            names_read(pattern) - set(scope.env.names),
+            [type(n) for n in nodes if isinstance(n, (ast.Star, ast.Alternation)) and not n.name],
+            lists,
+        )
 
     for source in sources[1:]:
         if wild(source.pattern) != wild(sources[0].pattern):
-            raise RuleError(Diagnostic(UNLIKE, "the patterns of one rule have the same captures, stars and lists", source.pattern.span,
-                                       "this one has others", related=((sources[0].pattern.span, "than this one"),)))  # fmt: skip
+            raise RuleError(
+                Diagnostic(
+                    UNLIKE,
+                    "the patterns of one rule have the same captures, stars and lists",
+                    source.pattern.span,
+                    "this one has others",
+                    related=((sources[0].pattern.span, "than this one"),),
+                )
+            )
 
 
 def _widened(scope: Scope, rule: ast.Rule, sources: list[Source], targets: list[ast.Pattern]):
@@ -335,8 +366,9 @@ def _widened(scope: Scope, rule: ast.Rule, sources: list[Source], targets: list[
     if not ends:
         return sources
     if len(ends) > 1:
-        raise RuleError(Diagnostic(FUSE, f"`{leaf}` is a member of {' and of '.join(sorted(ends))}", rule.span,
-                                   help="write the members in braces, or a target"))  # fmt: skip
+        raise RuleError(
+            Diagnostic(FUSE, f"`{leaf}` is a member of {' and of '.join(sorted(ends))}", rule.span, help="write the members in braces, or a target")
+        )
     fuse = next(f for f in scope.fuses if f.name in ends and any(m.text == leaf for m in f.members))
     start = (*sources[0].pattern.nodes[:-1], *([ast.Lit(head + dot)] if dot else []))
     return [evolve(sources[0], pattern=evolve(sources[0].pattern, nodes=(*start, ast.Members("", fuse.members, span=last.span))))]
@@ -388,15 +420,22 @@ def _expand_def(scope: Scope, call: ast.Call, env: Env, inside: tuple[str, ...])
         raise RuleError(Diagnostic(CYCLE, f"`{call.name}` uses itself", call.span))
     for candidate in scope.defs[call.name]:
         if len(call.args) != len(candidate.params) or any(a.name for a in call.args):
-            raise RuleError(Diagnostic(ARGUMENT, f"`{call.name}` takes ({', '.join(candidate.params)})", call.span,
-                                       related=((candidate.span, "defined here"),)))  # fmt: skip
+            raise RuleError(
+                Diagnostic(ARGUMENT, f"`{call.name}` takes ({', '.join(candidate.params)})", call.span, related=((candidate.span, "defined here"),))
+            )
         local = env.extend({p: _def_argument(scope, a, env) for p, a in zip(candidate.params, call.args)})
         if candidate.when is None or evaluate(candidate.when, local):
             yield from _steps(scope, candidate.pipeline, local, (*inside, call.name))
             return
-    raise RuleError(Diagnostic(NO_CASE, f"no `def {call.name}` has a condition that holds", call.span,
-                               related=tuple((d.when.span, "false") for d in scope.defs[call.name]),
-                               help="add a def without `when`, as the last"))  # fmt: skip
+    raise RuleError(
+        Diagnostic(
+            NO_CASE,
+            f"no `def {call.name}` has a condition that holds",
+            call.span,
+            related=tuple((d.when.span, "false") for d in scope.defs[call.name]),
+            help="add a def without `when`, as the last",
+        )
+    )
 
 
 def _def_argument(scope: Scope, argument: ast.Argument, env: Env):
@@ -426,8 +465,15 @@ def bind_args(scope: Scope, op: Op, call: ast.Call, env: Env) -> dict[str, Any]:
     for param in op.params:
         if param.name not in args:
             if param.default is REQUIRED:
-                raise RuleError(Diagnostic(ARGUMENT, f"`{op.name}` lacks its {param.name}: {param.help}", call.span, "missing",
-                                           help=f"for example `{op.example}`" if op.example else ""))  # fmt: skip
+                raise RuleError(
+                    Diagnostic(
+                        ARGUMENT,
+                        f"`{op.name}` lacks its {param.name}: {param.help}",
+                        call.span,
+                        "missing",
+                        help=f"for example `{op.example}`" if op.example else "",
+                    )
+                )
             args[param.name] = param.default
     return args
 

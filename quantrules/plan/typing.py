@@ -113,5 +113,8 @@ def _check_dim(expected, dim, size: int, type: Type, env: Env, bound: dict[str, 
 
 
 def _asserted(expected: ast.TypeExpr, type: Type, label: str) -> PlanError:
-    return PlanError(Diagnostic(ASSERTED, f"the value is {type}, and the rule says {expected.span.source if expected.span else expected.name}",
-                                expected.span, label))  # fmt: skip
+    return PlanError(
+        Diagnostic(
+            ASSERTED, f"the value is {type}, and the rule says {expected.span.source if expected.span else expected.name}", expected.span, label
+        )
+    )

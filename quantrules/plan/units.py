@@ -154,16 +154,26 @@ def _complete(rule, axes, labels, digits, coords, modules, name_of, errors):
         doubled = [h for i, h in enumerate(have) if h in have[:i]]
         for first in firsts:
             if doubled:
-                errors.append(Diagnostic(DOUBLED, f"{name_of(modules[first])} and another source are both member {_show(axes, doubled[0])} of one unit",
-                                         rule.rule.span))  # fmt: skip
+                errors.append(
+                    Diagnostic(
+                        DOUBLED, f"{name_of(modules[first])} and another source are both member {_show(axes, doubled[0])} of one unit", rule.rule.span
+                    )
+                )
             lacks = [w for w in want if w not in have]
             if lacks:
                 missing.append((name_of(modules[first]), _show(axes, lacks[0]) + (f" and {len(lacks) - 1} more" if len(lacks) > 1 else "")))
     if missing:
         example, lack = missing[0]
-        errors.append(Diagnostic(MISSING, f"the unit of {example} lacks {lack}", rule.rule.sources[0].span or rule.rule.span,
-                                 f"{len(missing)} unit{'s' * (len(missing) > 1)} incomplete", count=len(missing),
-                                 help="`{a,b?}` marks a member that may be absent; a missing one may have been taken by an earlier rule (`quantrules explain`)"))  # fmt: skip
+        errors.append(
+            Diagnostic(
+                MISSING,
+                f"the unit of {example} lacks {lack}",
+                rule.rule.sources[0].span or rule.rule.span,
+                f"{len(missing)} unit{'s' * (len(missing) > 1)} incomplete",
+                count=len(missing),
+                help="`{a,b?}` marks a member that may be absent; a missing one may have been taken by an earlier rule (`quantrules explain`)",
+            )
+        )
 
 
 def _present(axis: AxisPlan, labels: list, column: np.ndarray) -> Axis:

@@ -119,7 +119,7 @@ def table(plan: Plan, by: str = "section") -> str:
     rows = [("", "units", "tensors", "", "bytes", "")]
     last = None
     for key, (units, tin, tout, bin_, bout) in merged(listed, fields).items():
-        head = {"section": lambda: key[0], "rule": lambda: f"{key[0]}: {rules[key[0]]}", "type": lambda: None}[by]()
+        head = None if by == "type" else key[0] if by == "section" else f"{key[0]}: {rules[key[0]]}"
         if head != last and head:
             rows.append((head if len(head) < 100 else head[:97] + "…",))
         last = head

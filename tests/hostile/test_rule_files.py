@@ -31,6 +31,7 @@ lm_head.weight                      bf16[16, 64]
 model.norm.weight                   f32[64]
 """
 CONFIG = {"num_hidden_layers": 2, "n_routed_experts": 2, "hidden_size": 64, "layer_types": ["a", "b"], "nested": {"deep": [1, 2.5, "x", None]}}
+# ruff: noqa: E501
 SEEDS = [
     "fuse qkv = q_a_proj, kv_proj\n*.self_attn.q_a_proj → unpack|dequant|cat\n* → keep\n",
     "*.experts.{E}.{gate_proj,up_proj} → unpack | dequant | cat | stack(E) → *.experts.w13 : bf16[2, 64, 64]   expect 1\n* → keep\n",

@@ -37,7 +37,9 @@ def test_weights_only_without_a_file():
     assert not [k for k in run(plan, plan.source) if "input" in k]
 
 
-@pytest.mark.parametrize("spelling, key, value", [("modelopt", "a.q_proj.input_scale", 0.25), ("compressed_tensors", "a.q_proj.input_global_scale", 4.0)])
+@pytest.mark.parametrize(
+    "spelling, key, value", [("modelopt", "a.q_proj.input_scale", 0.25), ("compressed_tensors", "a.q_proj.input_global_scale", 4.0)]
+)
 def test_a_scale_reaches_its_module(tmp_path, spelling, key, value):
     plan = bound(tmp_path, {"a.q_proj": 0.25, "a.k_proj.input_scale": 0.5}, spelling)
     assert not plan.errors, plan.diagnostics

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CONVERT = f"{sys.executable} -m quantrules apply deepseek_v4_vllm {{source}} {{out}} -D attention={{attention}} -D shared={{shared}} -D experts={{experts}}"
+CONVERT = (
+    f"{sys.executable} -m quantrules apply deepseek_v4_vllm {{source}} {{out}} -D attention={{attention}} -D shared={{shared}} -D experts={{experts}}"
+)
 
 
 def matrix(python, work: Path, *options: str) -> tuple[int, str]:
