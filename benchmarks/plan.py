@@ -27,8 +27,9 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.safetensors")):
 
 def measure(command: list[str]) -> tuple[float, int]:
     """(seconds, peak resident KiB) of one run of a command."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as an installed package is: compiled
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} failed")

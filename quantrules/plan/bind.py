@@ -562,15 +562,30 @@ def _check_count(binder: Binder, rule: BoundRule) -> None:
             raise PlanError(other)
         if rule.rule.expect:  # nothing, as it says
             return
-        binder.diagnostics.append(
-            Diagnostic(
-                NOTHING,
-                "the rule matches nothing",
-                rule.rule.sources[0].span or rule.rule.span,
-                severity="note",
-                help="say how many units you expect, as in `expect 61`, to make this an error",
-            )
-        )
+        binder.diagnostics.append(_nothing(binder, rule))
+
+
+def _nothing(binder: Binder, rule: BoundRule) -> Diagnostic:
+    """A rule that took nothing. It is no surprise of `drop` and of `*`, which are there for what may be left."""
+    nodes = rule.sources[0].pattern.nodes
+    expected = not rule.targets or len(nodes) == 1 and isinstance(nodes[0], ast.Star)
+    notes: tuple[str, ...] = ()
+    for family in binder.families:
+        suffix = family.modules.spelling.parts[0].suffix if rule.matches == "keys" else ""
+        names = Names(family.names.template + suffix, family.names.digits)
+        taken = [r.index for s in rule.sources for r in read(s.pattern, names, binder.scope.env)]
+        owner = binder.owner[family.first + int(taken[0][0])] if taken else -1
+        if 0 <= owner < rule.index:
+            notes = (f"it fits {names[int(taken[0][0])]}, which `{binder.scope.rules[owner]}` takes first",)
+            break
+    return Diagnostic(
+        NOTHING,
+        "the rule matches nothing",
+        rule.rule.sources[0].span or rule.rule.span,
+        notes=notes,
+        severity="note" if expected else "warning",
+        help="say how many units you expect, as in `expect 61`, to make this an error",
+    )
 
 
 def _other_kind(binder: Binder, rule: BoundRule) -> Diagnostic | None:

@@ -465,6 +465,9 @@ def bind_args(scope: Scope, op: Op, call: ast.Call, env: Env) -> dict[str, Any]:
     for param in op.params:
         if param.name not in args:
             if param.default is REQUIRED:
+                words = [a for a in call.args if not a.name and isinstance(a.value, ast.Name)]
+                if param.kind == "format" and words:
+                    raise _bad(op, words[0], f"no format is called `{words[0].value.name}`", nearest(words[0].value.name, scope.formats))
                 raise RuleError(
                     Diagnostic(
                         ARGUMENT,
