@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from quantrules import lang
 from quantrules.checkpoint import Source, open_source
 from quantrules.checkpoint.overlay import with_scales
-from quantrules.diagnostics import Diagnostic, RuleError, define
+from quantrules.diagnostics import Diagnostic, RuleError, RunError, define
 from quantrules.formats import find_modules, load_dialects, load_formats
 from quantrules.lang import ast
 from quantrules.lang.mistakes import nearest
@@ -114,8 +114,14 @@ def apply(plan: Plan, out: str | Path, **options: Any) -> Result:
 
 
 def stream(plan: Plan, device: str = "cpu") -> Iterator[tuple[str, Any]]:
-    """(name, torch.Tensor) of every target, in plan order; each tensor owns its data."""
+    """(name, torch.Tensor) of every target, in plan order; each tensor owns its data.
+
+    Values are checked before the first one, as `apply` does (RunError).
+    """
+    from quantrules.run.preflight import preflight
     from quantrules.run.stream import stream as run
 
     plan.raise_for_errors()
+    if errors := [d for d in preflight(plan, plan.source) if d.severity == "error"]:
+        raise RunError(errors)
     return run(plan, plan.source, device)

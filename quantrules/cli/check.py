@@ -18,7 +18,7 @@ def check(
     define: options.DEFINE = None,
     only: options.ONLY = None,
     input_scales: options.SCALES = None,
-    values: Annotated[bool, typer.Option("--values", help="Read and check scales too, as apply does first.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Read and check all scales too; apply checks those that it computes with.")] = False,
     json: options.JSON = False,
     verbose: options.VERBOSE = False,
 ) -> None:
@@ -62,4 +62,4 @@ def findings(rules: str, src: str | None, values: bool, how: dict, given: dict) 
             return plan.diagnostics
         from quantrules.run.preflight import preflight
 
-        return (*plan.diagnostics, *preflight(plan, plan.source))
+        return (*plan.diagnostics, *preflight(plan, plan.source, kept=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from quantrules.diagnostics import define
-from quantrules.ops.base import Context, Op, Param, Refused, Value, register
+from quantrules.ops.base import Context, Need, Op, Param, Refused, Value, register
 from quantrules.ops.codecs import codec_of, decode_numbers
 from quantrules.ops.lift import SEVERAL_SCALES, WRONG_ARGUMENT, check_parts
 from quantrules.ops.torch_views import flat, torch_dtype
@@ -39,6 +39,14 @@ spelling holds (`align` before the `cat`), a part or a dtype that the spelling h
 
     def identity(self, step):
         return all(k == "bytes" for t, m in zip(step.takes.items, step.made.items, strict=True) for k in _kinds(t, m))
+
+    def needs(self, step):
+        """Numbers that turn into others must be numbers; bytes are copied as they are."""
+        found = []
+        for i, (t, made) in enumerate(zip(step.takes.items, step.made.items, strict=True)):
+            turned = tuple(p.role for p, kind in zip(made.parts, _kinds(t, made), strict=True) if kind != "bytes" and p.role in ("scale", "global"))
+            found += [Need("scales", (i,), turned, step.span)] * bool(turned)
+        return tuple(found)
 
     def reference(self, step, x, state, out):
         for source, target in zip(x, out, strict=True):

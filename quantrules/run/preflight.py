@@ -39,14 +39,15 @@ BITS = {
 INFINITE = ("f64", "f32", "bf16", "f16", "f8_e5m2")  # codecs whose first such pattern is infinity, and not NaN
 
 
-def preflight(plan: Plan, source: Source, *, allow_nonfinite: bool = False, blocks: bool = True,
+def preflight(plan: Plan, source: Source, *, allow_nonfinite: bool = False, blocks: bool = True, kept: bool = False,
               jobs: int | None = None) -> list[Diagnostic]:  # fmt: skip
     """What the bytes of `source` say against the plan, folded by rule and template. Nothing is written, nothing raised.
 
     allow_nonfinite: scales that are NaN, infinite or negative are warnings. blocks: read block scales too, not scalars only.
+    kept: check the scales of modules that are only copied or respelled as well.
     """
     with ThreadPoolExecutor(jobs or min(8, 2 * (os.cpu_count() or 1))) as pool:
-        checks = [_Check(plan, units, need, source, pool, blocks) for units in plan.units for need in units.recipe.checks]
+        checks = [_Check(plan, units, need, source, pool, blocks) for units in plan.units for need in _needs(units, kept)]
         small = [c.rows(i, role) for c in checks for i in c.need.items for role in c.roles(i) if c.is_small(i, role)]
         scalars = _Scalars(source, np.concatenate(small) if small else np.zeros(0, np.int32), pool)
         findings: list[Diagnostic] = []
@@ -56,6 +57,14 @@ def preflight(plan: Plan, source: Source, *, allow_nonfinite: bool = False, bloc
             soft = allow_nonfinite and check.need.kind == "scales"
             findings += _fold(check, found, "warning" if soft else "error")
     return list(dict.fromkeys(findings))
+
+
+def _needs(units: Units, kept: bool) -> tuple[Need, ...]:
+    """The checks of a recipe, and with `kept` the scales of sources that none of them looks at."""
+    checks = units.recipe.checks
+    seen = {i for need in checks if need.kind == "scales" for i in need.items}
+    rest = [(i, tuple(p.role for p in t.parts if p.role in ("scale", "global"))) for i, t in enumerate(units.recipe.took.items) if i not in seen]
+    return (*checks, *(Need("scales", (i,), roles, units.rule.span) for i, roles in rest if kept and roles))
 
 
 class _Scalars:
