@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,12 @@ ORACLES = ("compressed_tensors", "modelopt", "transformers")
 def pytest_runtest_setup(item):
     if item.get_closest_marker("oracle"):
         need_modules(*ORACLES)
+
+
+def as_on_a_terminal() -> None:
+    """For a child about to be signalled (preexec_fn): under nohup or in the background its parent ignores these signals."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def need_modules(*modules: str) -> None:

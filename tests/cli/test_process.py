@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import quantrules
 from quantrules import api
 from quantrules.cli import app
-from tests.conftest import ROOT
+from tests.conftest import ROOT, as_on_a_terminal
 
 HEAVY = ("torch", "numpy", "lark", "numba", "rich")
 
@@ -142,7 +142,8 @@ def test_a_run_that_is_told_to_end_leaves_nothing(quantised, tmp_path, number):
         "sys.argv = ['quantrules', 'apply', 'nvfp4_to_bf16', *sys.argv[1:]]; main()\n"
     )
     command = [sys.executable, "-c", script, str(quantised), str(tmp_path / "out")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes, text=True, preexec_fn=as_on_a_terminal) as run:
         assert run.stdout.readline() == "there\n" and (tmp_path / "out").exists()
         run.send_signal(number)
         assert run.stderr.read() == "" and run.wait() == 128 + number

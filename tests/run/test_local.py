@@ -19,6 +19,7 @@ from quantrules.diagnostics import CheckpointError, RunError
 from quantrules.run import tasks
 from quantrules.run.local import execute
 from quantrules.run.stream import in_memory as run
+from tests.conftest import as_on_a_terminal
 from tests.run.toys import Job, blocks, dense, members, plan_of, recipe, source_of
 
 JOBS = [
@@ -166,7 +167,8 @@ def test_a_run_that_is_stopped_leaves_no_checkpoint(how, tmp_path):
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     command = [sys.executable, "-c", script, str(tmp_path / "out")]
-    with subprocess.Popen([*command, "slow"], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*command, "slow"], cwd=root, **pipes, preexec_fn=as_on_a_terminal) as process:
         assert process.stdout.readline() == b"half\n"
         process.send_signal(how)
         assert process.wait() != 0
