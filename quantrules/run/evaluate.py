@@ -18,6 +18,8 @@ from quantrules.ops.base import Refused, Value, phase_of
 from quantrules.plan.model import Units
 from quantrules.types import Type, flat_rows, part_bytes, tile
 
+PAGE = 4096
+
 
 @define(eq=False)
 class Unit:
@@ -117,8 +119,17 @@ class Unit:
 def empty(type: Type, lo: int, hi: int, name: str, into: dict[str, np.ndarray] | None) -> Value:
     """A value for rows [lo, hi) of `type` in the buffers that are given, and fresh ones for other parts."""
     cut, given = tile(type, lo, hi), into or {}
-    parts = {p.role: given[p.role] if p.role in given else np.empty(p.nbytes, np.uint8) for p in cut.parts}
+    parts = {p.role: given[p.role] if p.role in given else paged(p.nbytes) for p in cut.parts}
     return Value(cut, parts, phase_of(type, lo), lo, name)
+
+
+def paged(size: int) -> np.ndarray:
+    """u8[size] that begins on a page, as the data of a shard does: what direct I/O asks for. Small ones need not."""
+    if size < PAGE:
+        return np.empty(size, np.uint8)
+    room = np.empty(size + PAGE, np.uint8)
+    start = -room.ctypes.data % PAGE
+    return room[start : start + size]
 
 
 def only(item: int, value: Value, count: int) -> tuple[Value | None, ...]:
