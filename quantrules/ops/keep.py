@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from quantrules.ops.base import Op, register
-from quantrules.ops.blocks import copy
+from quantrules.ops.base import register
+from quantrules.ops.blocks import Unchanged
 
 
 @register
-class Keep(Op):
+class Keep(Unchanged):
     name = "keep"
     summary = "as it is, byte for byte, in its own spelling"
     help = """Takes modules (all tensors of a weight) and single tensors, of any dtype, and writes their bytes under the
@@ -17,14 +17,6 @@ target's name. A module keeps its format and its spelling; `unpack | pack(spelli
 
     def infer(self, x, args, context):
         return x
-
-    def identity(self, step):
-        return True
-
-    def reference(self, step, x, state, out):
-        for source, target in zip(x, out, strict=True):
-            if target is not None:
-                copy(source, target)
 
     def inverse(self, step):
         return (("keep", {}),)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from quantrules.diagnostics import define
-from quantrules.ops.base import Op, Param, Refused, register
-from quantrules.ops.blocks import copy
+from quantrules.ops.base import Param, Refused, register
+from quantrules.ops.blocks import Unchanged
 from quantrules.ops.lift import check_parts, find_format
 
 OTHER_FORMAT = define("QR200", "A module has another format than the rule asks for")
 
 
 @register
-class Unpack(Op):
+class Unpack(Unchanged):
     name = "unpack"
     summary = "a module's tensors as one value of its format"
     help = """Takes a module and checks that every part has the dtype and the shape that the format gives it.
@@ -29,14 +29,6 @@ quantised. Refused: another format, a part missing, a scale of the wrong dtype, 
                 raise Refused(OTHER_FORMAT, reason, "plain `unpack` takes any format", argument="format")
             check_parts(t)
         return x
-
-    def identity(self, step):
-        return True
-
-    def reference(self, step, x, state, out):
-        for source, target in zip(x, out, strict=True):
-            if target is not None:
-                copy(source, target)
 
     def inverse(self, step):
         return ()

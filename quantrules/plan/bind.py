@@ -34,8 +34,8 @@ NOTHING = define("QR134", "A rule matches nothing")
 EXPECTED = define("QR135", "A rule does not match what it expects")
 AXES = define("QR136", "The axes of a unit and of its target differ")
 SUFFIX = define("QR137", "A module's target ends in a suffix of its format")
-BEHIND = define("QR139", "Activation scales are left behind")
 RENAMED = define("QR138", "A rename does not keep names apart")
+BEHIND = define("QR139", "Activation scales are left behind")
 
 
 @frozen(eq=False)
